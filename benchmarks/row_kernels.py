@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -262,7 +263,7 @@ class Worker:
         guard.start()
 
     def _late(self) -> None:
-        if self.ready is None:
+        if self.ready is None and not select.select([self.process.stdout], [], [], 0)[0]:  # nor has it answered
             self.process.kill()
 
     def _say(self, what: Any) -> None:

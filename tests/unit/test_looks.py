@@ -411,3 +411,10 @@ def test_copies_of_whole_vectors_look_at_threads(looks, options, built):
     copy = tp.schedules.Copy(**options)
     assert torch.equal(copy(x), x) and looks.built == built
     assert bool(vars(copy).get("_runs")) == bool(built)
+
+
+def test_long_rows_are_copied_by_runs():
+    """Row by row, a tile is part of one row, and the check runs as many tiles as a row has."""
+    for n, kinds in ((800, {"alone", "runs", "rows"}), (40_000, {"alone", "runs"})):
+        x = torch.zeros(9_000_000 // n, n + 21)[:, :n]
+        assert {kind for kind, _ in tp.schedules.copy.ways(x, torch.empty(x.shape), 0)} == kinds

@@ -395,6 +395,7 @@ def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     size, row = x.dtype.itemsize, x.shape[-1] * x.dtype.itemsize
     several = x.ndim > 1 or not strides_of(x)[-1] == strides_of(y)[-1] == 1  # rows, perhaps of one element
     rows = [("rows", TILE), ("rows", MOST_TILE)] if several else []
+    few = rows if row <= MOST_TILE else []  # whose tiles have several rows
     engine = [("engine", 0)] if box else []
     boxed = bool(box) and (x.ndim == 1 or ceil_div(row, box) * box * 3 <= row * 4)
     if found := runs_of(x, y):
@@ -404,10 +405,10 @@ def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
             runs = [(runs[0][0], PIECE // 2), ("runs", PIECE)][:: 1 if x.nbytes < LARGE else -1]
         if _loaded(*found) > WASTE * (row + SECTOR) / row:
             if boxed:
-                return [*engine, runs[0], *rows]
+                return [*engine, runs[0], *few]
             if x.shape[-1] <= BOX and x.nbytes >= LARGE:
                 return [rows[0], runs[0], rows[1], *runs[1:]]
-        return [*engine, *runs] if boxed else [*runs, *rows[: size > 1]]  # threads store bytes of rows one by one
+        return [*engine, *runs] if boxed else [*runs, *few[: size > 1]]  # threads store bytes of rows one by one
     if boxed:
         return [*engine, *rows]
     loose = [("loose", PIECE // 4)] if not box and runs_of(x, y, PIECE // 4, "loose") else []
