@@ -133,7 +133,7 @@ def every_cluster(program: Any, problem: Problem) -> Iterator[Problem]:
 
 
 class TooLarge(Exception):
-    """A problem of more operations than are looked at. where: the line of the last one."""
+    """A problem of more operations than are looked at, of all its clusters. where: the line of the last one."""
 
     def __init__(self, where: str | None):
         super().__init__()
@@ -146,12 +146,12 @@ def run_problem(program: Any, layout: Layout, problem: Problem, most: int) -> tu
     Returns (findings, transitions, the problem of the cluster that went wrong, or the given problem).
 
     Raises:
-        TooLarge: One has more than *most* operations.
+        TooLarge: They have more than *most* operations.
     """
     findings: list[Finding] = []
     events = 0
     for each in every_cluster(program, problem):
-        found, steps = _run_cluster(program, layout, each, most)
+        found, steps = _run_cluster(program, layout, each, most - events)
         findings += found
         events += steps
         if not all(finding.kind.note for finding in found):
