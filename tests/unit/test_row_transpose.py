@@ -89,3 +89,18 @@ def test_large_matrices_that_begin_differently(monkeypatch):
     monkeypatch.setattr(transpose, "padded", None)
     x = np.arange(2 * 2 * 33 * 81, dtype=np.float32).reshape(2, 2, 33, 81)
     assert np.array_equal(tp.schedules.Transpose()(x), x.swapaxes(-1, -2))
+
+
+def test_matrices_that_begin_alike_share_a_launch(monkeypatch):
+    """Every second one of these does: two launches for five, of 32 rows and of the other four."""
+    from tmapipe.schedules import transpose
+
+    monkeypatch.setattr(transpose, "APART", 1 << 10)
+    monkeypatch.setattr(transpose, "padded", None)
+    x = torch.arange(2 * 5 * 36 * 81, dtype=torch.int32).reshape(2, 5, 36, 81).to(torch.float16)
+    launches, seen = [], transpose.TransposeRows.__call__
+    monkeypatch.setattr(
+        transpose.TransposeRows, "__call__", lambda self, x, y: (launches.append(x.shape[:-2]), seen(self, x=x, y=y))
+    )
+    assert torch.equal(tp.schedules.Transpose()(x), x.transpose(-1, -2))
+    assert launches == [(5,)] * 4

@@ -42,9 +42,10 @@ from tmapipe.schedules.norms import (
     SoftmaxBackward,
     SoftmaxBackwardRows,
 )
+from tmapipe.schedules.places import CopyPlaces
 from tmapipe.schedules.rotary import Rotary, RotaryRows, RotaryTiles
 from tmapipe.schedules.splitattention import CombineParts, SplitAttention, WindowAttention
-from tmapipe.schedules.transpose import CopyPlaces, Transpose, TransposeRows, TransposeTiles
+from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
     "AddParts", "Attention", "ClusterSplitK", "CombineParts", "Conv", "Copy", "CopyPlaces", "CopyRuns", "CrossEntropy",

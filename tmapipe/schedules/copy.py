@@ -22,6 +22,7 @@ from tmapipe.plan.model import WARP, WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import check_stages
+from tmapipe.schedules.places import LOOK, TILE, CopyPlaces, places_form, vectors_of
 from tmapipe.schedules.rowform import (
     BOX,
     FLIGHT,
@@ -34,7 +35,6 @@ from tmapipe.schedules.rowform import (
     seen_as,
 )
 from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
-from tmapipe.schedules.transpose import LOOK, TILE, CopyPlaces, places_form, vectors_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
