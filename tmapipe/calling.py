@@ -266,8 +266,8 @@ def best_of(
     written: Sequence[Any],
     least: int | None = None,
 ) -> Any:
-    """The schedule of the fastest of *few* forms, as `looked` finds it. `owner.fitted` loses the other ones that it has got
-    meanwhile.
+    """The schedule of the fastest of *few* forms, as `looked` finds it. `owner.fitted` loses the schedules of the other
+    forms.
 
     Args:
         owner: A kernel, with its schedules in `fitted`, by any key; its `look` says how many forms are measured.

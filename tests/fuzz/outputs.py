@@ -94,7 +94,7 @@ class Store:
 
 @attrs.frozen
 class Loop:
-    """Along a dimension: how many turns, where they start, and what they do."""
+    """Along a dimension: the number of turns, the start of each turn, and its action."""
 
     dim: str
     count: str
@@ -210,7 +210,7 @@ def problems_of(seed: int, schedule: Stores) -> list[Problem]:
 
 
 def judge(seed: int) -> tuple[str, str]:
-    """(what the report claims, what is wrong with that)."""
+    """(the claim of the report, the error in that claim)."""
     schedule = draw(seed)
     try:
         report = schedule.check()

@@ -50,7 +50,7 @@ class Summed(tp.Schedule):
 
 
 def test_an_output_of_what_is_there_is_no_sum_of_nothing():
-    """It was 0, where x has elements that go into it."""
+    """The output was 0, although x has elements."""
     x, none = np.ones((20, 256), np.float32), np.ones((0, 20, 256), np.float32)
     error = refused(Summed(), x, none, argument="z.shape", value=(0, 20, 256), rule="but x has, on which y may depend")
     assert "define empty_value(self, bound)" in error.fix

@@ -440,7 +440,7 @@ def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:
 
 
 def _log_sum_exp(values: list[Any], distances: Sequence[int]) -> Any:
-    """A few values after others, so that few need registers: the sum so far is scaled when a larger value has come. A value
+    """Takes few values at a time, for want of registers: the sum so far is scaled when a larger value has come. A value
     takes one multiply-add. It would overflow beside a largest value of 2^126, to which such a sum adds nothing."""
     exp, exp2, log, maximum = (FUNCTIONS[name] for name in ("exp", "exp2", "log", "maximum"))
     many, most, base, total = len(values) > FEW, Float32(-math.inf), Float32(0.0), Float32(0.0)

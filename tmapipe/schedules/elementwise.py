@@ -3,9 +3,9 @@
 load (1 warp)      a tile of each tensor of rows and columns, a piece of each that varies along one -> a slot
 work (warps)       reads them, each where it is repeated, computes, stores from registers
 
-Dimensions that follow one another alike in all tensors are joined first. A tensor has only those dimensions along which it
-varies, so what is repeated is read once a tile, from L2. Where rows begin at no multiples of 16 bytes, and perhaps where they
-are short, they are taken whole, by `ElementwiseRows`.
+Dimensions that follow one another alike in all tensors are joined first. Dimensions along which a tensor is repeated are left
+out of it, so repeated elements are read once a tile, from L2. Where rows begin at no multiples of 16 bytes, and perhaps where
+rows are short, rows are taken whole, by `ElementwiseRows`.
 """
 
 from __future__ import annotations

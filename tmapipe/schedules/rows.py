@@ -410,10 +410,8 @@ class RowKernel:
 
         if run is None:
             return made(self.best[shape][0])
-        name, before = self.named(" ".join(map(str, (type(self).__name__, *self.options, *shape, out)))), {*self.fitted}
-        best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), loaded, stored, self.look))
-        self.fitted = {key: each for key, each in self.fitted.items() if key in before or each is best}
-        return best
+        name = self.named(" ".join(map(str, (type(self).__name__, *self.options, *shape, out))))
+        return calling.best_of(self, made, run, name, self.best[shape], loaded, stored)
 
     def apply(
         self, rows: dict[str, Any], stored: dict[str, Any], others: dict[str, Any], more: dict[str, Any]

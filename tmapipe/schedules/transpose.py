@@ -336,7 +336,7 @@ def by_rows(x: Any) -> bool:
 
 
 def _alike(x: Any) -> Iterator[tuple[Any, ...]]:
-    """Indices of parts of a batch of matrices: of those that begin alike along one dimension, or else one by one."""
+    """Indices of parts of a batch: of the matrices that begin alike along one dimension, or else of each matrix."""
     dim = next((dim for dim in range(x.ndim - 2) if x.shape[dim] > 1 and apart_of(x, dim) > 1), 0)
     n, apart = x.shape[dim], apart_of(x, dim)
     for some in map(slice, range(apart), [n] * apart, [apart] * apart) if 1 < apart < n else range(n):

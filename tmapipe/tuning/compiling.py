@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 #
 # One process imports what compiling takes, which takes longer than to compile a kernel, and forks the others. Each of these
 # proves its schedules (unless TMAPIPE_CHECK=0), compiles them meanwhile, and exports object files, which the caller loads. The
-# store gets verdicts and kernels too, so that no other process makes them again. The first process runs `main`: it reads jobs
-# from its standard input, and a line is written for each that is done. It looks for modules where its parent does, before it
-# imports anything else. Jobs are sent with cloudpickle.
+# store gets verdicts and kernels too, for other processes. The first process runs `main`: it reads jobs from its standard
+# input, and a line is written for each job that is done. The first process has the caller's `sys.path` before it imports
+# anything of the library. Jobs are sent with cloudpickle.
 
 
 #: What the first process begins with: only then does it know where the library is.
