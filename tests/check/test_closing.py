@@ -116,3 +116,11 @@ def test_checks_leave_little_behind():
 
     first, second = objects(), objects()
     assert second < first + 16 * 100
+
+
+def test_frozen_objects_stay_frozen():
+    """Those of the user, such as of `tests/conftest.py`."""
+    schedule, before = S.Copy(), gc.get_freeze_count()
+    for _ in range(17):
+        schedule.check()
+    assert 0 < before <= gc.get_freeze_count()
