@@ -384,7 +384,8 @@ _frozen = False  # whether there were frozen objects when that was last looked a
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
     """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again. What
-    is still there then counts as old, or the collector would go over it at once."""
+    is still there then counts as old, or the collector would go over it at once. Not so if the user has frozen objects, which
+    would come back."""
     global _frozen
     enabled = gc.isenabled()
     gc.disable()
@@ -395,9 +396,9 @@ def collector_at_rest() -> Iterator[None]:
             number = next(_rests) % 16
             if number == 0:
                 _frozen = gc.get_freeze_count() > 0
-            if number == 15:  # or cycles of many checks would pile up among what is old
+            if number == 15 and not _frozen:  # or cycles of many checks would pile up among what is old
                 gc.collect()
-            elif not _frozen:  # else the user's frozen objects would come back
+            elif not _frozen:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
