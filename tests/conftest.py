@@ -54,5 +54,5 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_finish():
     """The garbage collector never goes over what the imports made, and seldom over what caches keep."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(200_000, 20, 50)
     gc.enable()

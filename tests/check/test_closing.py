@@ -11,6 +11,7 @@ import pytest
 
 import tmapipe as tp
 from tests.check.deciding import Tiles
+from tmapipe import base
 from tmapipe.check.phases import knows
 from tmapipe.program import trace
 from tmapipe.prove.joint import Search
@@ -104,15 +105,28 @@ def test_that_states_cover_each_other_is_a_preorder(monkeypatch, make):
     assert pairs > 0 or isinstance(schedule, Tiles)
 
 
-def test_checks_leave_little_behind():
+def test_checks_leave_little_behind(monkeypatch):
     """Each leaves cycles, and the collector rests meanwhile: they are collected once in 16 checks."""
-
     schedule = S.Copy()
+    monkeypatch.setattr(base, "_frozen", False)
+    monkeypatch.setattr(base, "_rests", itertools.count(1))
 
     def objects():
         for _ in range(16):
             schedule.check()
         return len(gc.get_objects())
 
-    first, second = objects(), objects()
+    gc.unfreeze()
+    try:
+        first, second = objects(), objects()
+    finally:
+        gc.freeze()
     assert second < first + 16 * 100
+
+
+def test_frozen_objects_stay_frozen():
+    """Those of the user, such as of `tests/conftest.py`."""
+    schedule, before = S.Copy(), gc.get_freeze_count()
+    for _ in range(17):
+        schedule.check()
+    assert gc.get_freeze_count() > before // 2 > 0  # some may have gone meanwhile

@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 
+from tests.emit.kernels import built
 from tests.oracle.ptx import Ptx
 from tests.sweeps import ALL
 from tmapipe.gpu.build import build
 from tmapipe.math import tanh
-from tmapipe.schedules import Attention, Score, WindowAttention
+from tmapipe.schedules import Attention, Score
 
 #: (options, loops over blocks of keys that come after the first block)
 FORMS = [
@@ -79,12 +80,11 @@ def test_two_warpgroups_read_a_mask_while_products_run(d, early):
     assert {*before} == {"wgmma.mma_async" if early else "wgmma.wait_group"}
 
 
-def test_warpgroups_of_a_window_take_no_turns():
-    schedule = WindowAttention(512, lse=True)
-    plan = schedule.plan()
-    compiled = build(schedule, plan, keep=True, unroll=False)
-    assert compiled.resources.spill_bytes == 0 and ".local" not in compiled.ptx
-    assert not any(each.name == "order.turn" for each in plan.named_barriers)
+@pytest.mark.parametrize("name", ["window attention"])
+def test_warpgroups_of_a_window_take_no_turns(name):
+    kernel = built(name)
+    assert kernel.compiled.resources.spill_bytes == 0 and ".local" not in kernel.compiled.ptx
+    assert not any(each.name == "order.turn" for each in kernel.plan.named_barriers)
 
 
 def guards(ptx, name, before):

@@ -2,14 +2,16 @@
 
 import gc
 import pathlib
-import subprocess
 import sys
 import threading
+from collections import OrderedDict
 
 import pytest
 
 import tmapipe as tp
 from tests.unit.limits import ended
+from tmapipe import prove
+from tmapipe.gpu import kernels
 from tmapipe.tuning import Candidate, Problem
 from tmapipe.tuning.compiling import compile_each, jobs_of, load
 from tmapipe.tuning.problem import PLAIN
@@ -38,39 +40,26 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
     assert callable(load(tmp_path, 1).function)
 
 
-OTHER = """
-import tmapipe as tp
-from tmapipe import prove
-from tmapipe.gpu import kernels
-from tmapipe.prove import require_safe_once
-from tmapipe.tuning import Candidate, Problem
-
-kernels.build = prove.require_safe = lambda *_, **__: 1 / 0
-problem, candidate = Problem(256, 256, 256), Candidate("Gemm", (64, 64), (1, 1))
-schedule, dtypes, ranks = candidate.build(problem), candidate.dtypes(problem), candidate.ranks(problem)
-gate = lambda program, known: require_safe_once(schedule, dtypes, program, known)
-print(len(kernels.kernel_for(schedule, schedule.plan(dtypes), ranks, gate).code.object))
-"""
-
-
 def test_what_was_compiled_to_be_measured_is_in_the_store(tmp_path, monkeypatch):
-    """Another process took its winner from the cache, and then compiled it anew."""
+    """Another process, such as this one, took its winner from the cache, and then compiled it anew. Without an epilogue, and
+    beside a refusal."""
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "cache"))
-    few = [Candidate("Gemm", (64, 64), (1, 1))]
-    assert compile_all(few, tmp_path, 1)[few[0]] == ""
+    good, bad = Candidate("Gemm", (64, 64), (1, 1)), Candidate("Gemm", (64, 1000), (1, 1))
+    errors = compile_all([good, bad, good], tmp_path, 1)
+    assert errors[good] == "" and "1000" in errors[bad]
     made = (tmp_path / "0.o").read_bytes()
-    done = subprocess.run([sys.executable, "-c", OTHER], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(made)
-    assert compile_all(few, tmp_path, 1)[few[0]] == "" and (tmp_path / "0.o").read_bytes() == made
+    assert (tmp_path / "2.o").read_bytes() == made
+    problem = Problem(256, 256, 256)
+    schedule, dtypes, ranks = good.build(problem), good.dtypes(problem), good.ranks(problem)
+    monkeypatch.setattr(kernels, "kept", OrderedDict())
+    monkeypatch.setattr(prove, "known", {})
+    for where, name in ((kernels, "build"), (prove, "require_safe")):
+        monkeypatch.setattr(where, name, lambda *_, **__: pytest.fail("it is done again"))
+    found = kernels.kernel_for(
+        schedule, schedule.plan(dtypes), ranks, lambda *found: prove.require_safe_once(schedule, dtypes, *found)
+    )
+    assert found.code.object == made
     assert len([*(tmp_path / "cache" / "kernels").iterdir()]) == 1
-
-
-def test_without_an_epilogue(tmp_path):
-    """It comes to the same, and compiling takes seconds: so here as far as a refusal."""
-    plain = Candidate("Gemm", (64, 1000), (1, 1))
-    errors = compile_all([plain], tmp_path, 1)
-    assert "1000" in errors[plain]
 
 
 FEW = [Candidate("Gemm", (64, 64), (1, 1)), Candidate("Gemm", (64, 128), (1, 1)), Candidate("Gemm", (128, 128), (1, 1))]

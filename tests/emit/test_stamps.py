@@ -1,5 +1,6 @@
 """Stamps: where a kernel reads the clock, how it writes what it has read, and the trace that is made of the words."""
 
+import functools
 import itertools
 import re
 
@@ -18,10 +19,22 @@ from tmapipe.timeline.stamped import pace_of_rows, recorded, row_of
 from tmapipe.timeline.trace import Trace
 
 S = tp.schedules
+STAMPED = {
+    "softmax": softmax_of(1024, 2, 8, held=True),
+    "attention": S.Attention(64),
+    "gemm": S.Gemm(),
+    "pingpong": S.PingPong((64, 128, 64)),
+}
 
 
 def places_of(schedule):
     return places(trace(schedule, schedule.plan()))
+
+
+@functools.cache
+def ptx_of(name, instrument):
+    """The text of a kernel of `STAMPED`."""
+    return build(STAMPED[name], STAMPED[name].plan(), keep=True, unroll=False, instrument=instrument).ptx
 
 
 def method(place):
@@ -38,12 +51,13 @@ def test_stamps_are_in_a_kernel_of_their_own():
     assert build(copy, copy.plan(), keep=True).ptx == plain.ptx
 
 
-@pytest.mark.parametrize("schedule", [softmax_of(1024, 2, 8, held=True), S.Attention(64), S.Gemm(), S.PingPong()])
-def test_each_record_is_written_as_it_is_read(schedule):
+# As in tests/conftest.py, all tests of one kernel run in one process: their names begin alike.
+@pytest.mark.parametrize("name", STAMPED, ids=lambda name: f"stamped {name}")
+def test_each_record_is_written_as_it_is_read(name):
     """The stores of a record are in units of 16 bytes, and together as long as the record."""
-    at = places_of(schedule)
+    at = places_of(STAMPED[name])
     made = records(at)
-    ptx = build(schedule, schedule.plan(), keep=True, unroll=False, instrument="stamps").ptx
+    ptx = ptx_of(name, "stamps")
     assert ptx.count("stamp_clock") > len(at)
     numbers, end = [], 0
     for group in re.findall(r"\.reg \.pred room;.*?\n\}", ptx, re.DOTALL):
@@ -59,12 +73,12 @@ def test_each_record_is_written_as_it_is_read(schedule):
     assert all(4 * record.words <= watchdog.ROOM for record in made)
 
 
-@pytest.mark.parametrize("schedule, times", [(S.Attention(64), 2), (S.PingPong((64, 128, 64)), 3)])
-def test_ctas_without_rows_and_later_tiles_read_no_clock(schedule, times):
+@pytest.mark.parametrize(
+    "name, times", [("attention", 2), ("pingpong", 3)], ids=["stamped attention", "stamped pingpong"]
+)
+def test_ctas_without_rows_and_later_tiles_read_no_clock(name, times):
     """The program is there twice, and a loop over tiles that are shared out in advance once more. One of them has stamps."""
-    plain, stamped = (
-        build(schedule, schedule.plan(), keep=True, unroll=False, instrument=each).ptx for each in ("", "stamps")
-    )
+    schedule, plain, stamped = STAMPED[name], ptx_of(name, ""), ptx_of(name, "stamps")
     for instruction in ("cp.async.bulk.tensor", "wgmma.mma_async"):
         assert stamped.count(instruction) == times * plain.count(instruction)
     at = places_of(schedule)

@@ -70,7 +70,7 @@ def test_windows(causal, window, shape):
     check(Attention(64, causal=causal, window=window, lse=True), shape, causal=causal, window=window)
 
 
-@pytest.mark.parametrize("shape", sample([(2, 1, 700, 700), (1, 1, 300, 457), (1, 1, 457, 300), (1, 1, 70, 200)], 3))
+@pytest.mark.parametrize("shape", sample([(2, 1, 450, 450), (1, 1, 300, 457), (1, 1, 457, 300), (1, 1, 70, 200)], 3))
 @pytest.mark.parametrize(
     "causal, window", sample([("end", 256), ("start", 130), ("end", 20), ("start", 1), ("end", 900)], 2)
 )

@@ -377,22 +377,28 @@ def replaced(owner: Any, name: str, value: T) -> Iterator[T]:
         setattr(owner, name, before)
 
 
-_rests = itertools.count(1)
+_rests = itertools.count()
+_frozen = False  # whether there were frozen objects when that was last looked at: 40 ms where there are many
 
 
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
     """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again. What
-    is still there then counts as old, or the collector would go over it at once."""
+    is still there then counts as old, or the collector would go over it at once. Not so if the user has frozen objects, which
+    would come back."""
+    global _frozen
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled and next(_rests) % 16 == 0:  # or cycles of many checks would pile up among what is old
-            gc.collect()
-        elif enabled and not gc.get_freeze_count():  # else the user has frozen objects, which would come back
-            gc.freeze()
-            gc.unfreeze()
         if enabled:
+            number = next(_rests) % 16
+            if number == 0:
+                _frozen = gc.get_freeze_count() > 0
+            if number == 15 and not _frozen:  # or cycles of many checks would pile up among what is old
+                gc.collect()
+            elif not _frozen:
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

@@ -311,13 +311,13 @@ MISTAKES = (
     ),
     Mistake(
         "one warp of four gives back registers",
-        "turns",
+        "raw",
         {
-            """        with k.mma.accumulate() as acc:
-""": """        if k.isa.warp % 4 == 0:
+            """        with k.ring.consume() as slot:
+            k.raw(""": """        if k.isa.warp % 4 == 0:
             k.isa.setmaxnreg(168, increase=False)  # <- here
-        with k.mma.accumulate() as acc:
-""",
+        with k.ring.consume() as slot:
+            k.raw(""",
         },
         Kind.REGISTERS,
         "let all four warps of the warpgroup set the same number",

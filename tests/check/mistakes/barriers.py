@@ -313,11 +313,14 @@ MISTAKES = (
     ),
     Mistake(
         "one warp of four asks for registers",
-        "gemm",
+        "raw",
         {
-            "        k.d.store(tile, acc)": """        if k.isa.warp % 4 == 1:
+            """        with k.ring.consume() as slot:
+            k.raw(""": """        k.isa.setmaxnreg(168, increase=False)
+        if k.isa.warp % 4 == 1:
             k.isa.setmaxnreg(240, increase=True)  # <- here
-        k.d.store(tile, acc)""",
+        with k.ring.consume() as slot:
+            k.raw(""",
         },
         Kind.REGISTERS,
         "four warps",
