@@ -214,6 +214,8 @@ def test_rows_are_added_in_tiles_that_fit_them(shape, tile, stages):
     adding = adding_rows(shape)
     assert adding.x.tile == tile and adding.ring.stages == stages and adding.plan().smem_bytes < 100_000
     assert adding is adding_rows(shape)
+    each = adding.tiles.smem_bytes(adding.plan()) + 1024  # of what a multiprocessor keeps of each CTA
+    assert 3 * each <= 228 << 10 < 4 * each  # so that not all wait on few multiprocessors
 
 
 def test_rows_of_one_slot_are_no_more_than_it_has():

@@ -203,11 +203,14 @@ class AddRows(Adds):
 
 
 HEIGHTS, MANY = (16, 64, 256), 264  # rows that are one slot; tiles of 32 columns up to which they are not wider
+SHARE = 3  # CTAs of a multiprocessor: those that wait for the kernel before lie on few, and load one after another
 
 
 @functools.cache
 def _add_rows(tile: tuple[int, int], stages: int, outputs: tuple[str, ...], dtype: DType) -> AddRows:
-    return AddRows(tile, stages, outputs, dtype)
+    made = AddRows(tile, stages, outputs, dtype)
+    made.tiles = attrs.evolve(made.tiles, ctas=SHARE)
+    return made
 
 
 def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> AddRows:
