@@ -348,6 +348,7 @@ THREADS = {
         READY_MADE["Elementwise, rows that begin anywhere"], {}, {"m": 100, "n": 101, "w": 10100, "r": 100}
     ),
     "add rows": Kernel(READY_MADE["AddRows"], {}, {"l": 2, "s": 150, "n": 72}),
+    "add rows of one slot": Kernel(READY_MADE["AddRows of one slot"], {}, {"l": 2, "s": 50, "n": 72}),
     "add parts": Kernel(READY_MADE["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),
     "add parts of vectors": Kernel(
         lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"l": 2, "m": 5, "s": 5}

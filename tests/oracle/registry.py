@@ -135,6 +135,7 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {}), (4, 2, {})),
     ),
     Registered("AddRows", AddRows, lambda: AddRows((2, 64), 2), ((1, 1, {}), (3, 2, {}))),
+    Registered("AddRows of one slot", lambda: AddRows(stages=0), lambda: AddRows((2, 64), 0), ((1, 1, {}), (3, 1, {}))),
     Registered(
         "FinishParts",
         lambda: FinishParts(Epilogue(relu)),

@@ -7,7 +7,6 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.schedules.fused import AddRows, adding_rows
-from tmapipe.tiles import GridTiles
 
 S, E = tp.schedules, tp.epilogue
 SMALL = ((64, 64, 32), (1, 1), 2)
@@ -203,17 +202,25 @@ def test_rows_in_no_tile(tile):
     refused(AddRows, tile, argument="AddRows(tile)", value=tile, rule="multiple of 32 columns")
 
 
-@pytest.mark.parametrize("shape,tile", [((40, 8448), (64, 32)), ((16, 100), (16, 32)), ((4, 32, 8192), (16, 128))])
-def test_more_columns_are_added_in_wider_tiles(shape, tile):
-    """One schedule for all of a kind, whose slots find room."""
+@pytest.mark.parametrize(
+    "shape,tile,stages",
+    [
+        ((40, 8448), (64, 32), 1), ((16, 100), (16, 32), 1), ((4, 32, 8192), (64, 128), 1), ((256, 9000), (256, 32), 1),
+        ((257, 100), (64, 32), 8), ((257, 9000), (16, 128), 8),
+    ],
+)  # fmt: skip
+def test_rows_are_added_in_tiles_that_fit_them(shape, tile, stages):
+    """One schedule for all of a kind, whose slots find room; up to 256 rows are one slot."""
     adding = adding_rows(shape)
-    assert adding.x.tile == tile and adding.plan().smem_bytes < 100_000
+    assert adding.x.tile == tile and adding.ring.stages == stages and adding.plan().smem_bytes < 100_000
     assert adding is adding_rows(shape)
+    each = adding.tiles.smem_bytes(adding.plan()) + 1024  # of what a multiprocessor keeps of each CTA
+    assert 3 * each <= 228 << 10 < 4 * each  # so that not all wait on few multiprocessors
 
 
-def test_many_tiles_of_rows_have_ctas_of_their_own():
-    x = np.random.default_rng(0).standard_normal((9, 4256)).astype(np.float32)
-    few, many = adding_rows((9, 4224)), adding_rows(x.shape)
-    assert isinstance(many.tiles, GridTiles) and not isinstance(few.tiles, GridTiles) and many.check().ok
-    assert np.array_equal(many(x)[:4224], few(x[:, :4224]))
-    assert adding_rows(x.shape, "v").tiles == few.tiles
+def test_rows_of_one_slot_are_no_more_than_it_has():
+    x = np.random.default_rng(0).standard_normal((2, 16, 72)).astype(np.float32)
+    adding = AddRows((16, 32), 0)
+    assert adding.check().ok
+    np.testing.assert_allclose(adding(x), x.astype(np.float64).sum(-2), rtol=1e-5, atol=1e-5)
+    refused(adding, np.zeros((17, 72), np.float32), argument="x", rule="at most 16")

@@ -15,7 +15,7 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, DType, ceil_div, fp32, int32
+from tmapipe.base.arithmetic import Dim, DType, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
 from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of, dims_of
@@ -25,7 +25,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ReductionScratch, RegisterTile, Wgmma
 from tmapipe.plan.declarations import PARTS
-from tmapipe.plan.model import Plan
+from tmapipe.plan.model import WARP, Plan
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
@@ -33,6 +33,7 @@ from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.order import TileOrder
+from tmapipe.tiles.persistent import Grouped
 
 # ---- required --------------------------------------------------------------------------------------------------------
 #
@@ -55,9 +56,13 @@ class Adds(Schedule):
     x: TmaLoadStage
     load, add = Role(warps=1), Role(warps=4)
 
+    def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
+        """One slot for each tile along s."""
+        return k.steps("x", "s")
+
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        for some in range(k.steps("x", "s")):
+        for some in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
                 slot.x.load(tile, s=some)
 
@@ -143,12 +148,12 @@ class AddParts(Adds):
 class AddRows(Adds):
     """``y[n] = sum over s of x[s, n]`` in fp32, with a batch dimension before each if the tensors have one.
 
-    Each CTA has some columns of all rows. One warp loads, and threads of four add up the rows that they have of each slot,
-    then those of each other.
+    Each CTA has some columns of all rows. One warp loads. Four others read whole rows of a slot, so that a thread adds up its
+    columns by itself; then the four add theirs.
 
     Args:
         tile: (rows, columns) of a slot; columns are a multiple of 32.
-        stages: Slots in flight.
+        stages: Slots in flight. 0: one slot, which has all rows.
         outputs: Names of tensors [n], in the place of y, one for each matrix of a batch.
         dtype: The type of the sums when they are stored.
 
@@ -162,9 +167,12 @@ class AddRows(Adds):
         shape = isinstance(tile, tuple) and len(tile) == 2 and all(map(is_count, tile))
         if not shape or tile[1] % 32:
             raise InputError("AddRows(tile)", tile, "is (rows, columns), of a multiple of 32 columns", "e.g. (64, 32)")
-        self.outputs, self.over = outputs, "l n"
+        self.outputs, self.over, self.whole, self.width = outputs, "l n", not stages, math.gcd(8, tile[1] // WARP)
         self.relations = (Dim("l", size=len(outputs)),) if outputs else ()
-        self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
+        if self.whole:
+            self.relations += (Dim("s", at_most=tile[0]),)
+        self.tiles = GridTiles(Grouped(1))
+        self.ring = BarrierRing(stages or 1, producer=self.load, consumer=self.add)
         self.x = TmaLoadStage("l s n", tile=tile, ring=self.ring, dtype=fp32)
         self.scratch = ReductionScratch(self.add, columns=tile[1])
         how: dict[str, Any] = {"tile": tile[1:], "role": self.add, "dtype": dtype, "vector": 4}
@@ -175,13 +183,17 @@ class AddRows(Adds):
         """The sum of nothing."""
         return 0.0
 
+    def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
+        """As in `Adds`, or the one slot that has all."""
+        return 1 if self.whole else super().tile_slots(k, tile)
+
     @Adds.add.jit
     def total(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
-            total = slot.x.read()
-        for _ in range(k.steps("x", "s") - 1):
+            total = slot.x.read(width=self.width)
+        for _ in range(self.tile_slots(k, tile) - 1):
             with k.ring.consume() as slot:
-                total = total + slot.x.read()
+                total = total + slot.x.read(width=self.width)
         sums = functions.column_sum(total)
         if not self.outputs:
             k.y.store(tile, sums)
@@ -190,25 +202,24 @@ class AddRows(Adds):
                 getattr(k, name).store(tile, sums)
 
 
-FEW, MANY = 16, 264  # rows up to which slots have no more; tiles of 32 columns up to which they are not wider
-PERSISTENT = 132  # tiles up to which CTAs are persistent: more have CTAs of their own, which takes 0.6 to 2.9 us less
+HEIGHTS, MANY = (16, 64, 256), 264  # rows that are one slot; tiles of 32 columns up to which they are not wider
+SHARE = 3  # CTAs of a multiprocessor: those that wait for the kernel before lie on few, and load one after another
 
 
 @functools.cache
-def _add_rows(tile: tuple[int, int], outputs: tuple[str, ...], dtype: DType, apart: bool) -> AddRows:
-    made = AddRows(tile, outputs=outputs, dtype=dtype)
-    made.tiles = GridTiles() if apart else made.tiles
+def _add_rows(tile: tuple[int, int], stages: int, outputs: tuple[str, ...], dtype: DType) -> AddRows:
+    made = AddRows(tile, stages, outputs, dtype)
+    made.tiles = attrs.evolve(made.tiles, ctas=SHARE)
     return made
 
 
 def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> AddRows:
-    """What adds up the rows of a tensor of *shape*, [rows, columns] or [l, rows, columns]: in tiles of so many columns that
-    most multiprocessors have one. outputs, dtype: as of `AddRows`."""
-    tile = FEW if shape[-2] <= FEW else 64, 32
-    if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
-        tile = FEW, 128
-    tiles = math.prod(shape[:-2]) * ceil_div(shape[-1], tile[1])
-    return _add_rows(tile, outputs, dtype, tiles > PERSISTENT and not outputs)
+    """What adds up the rows of a tensor of *shape*, [rows, columns] or [l, rows, columns]: in one slot, if there are few, in
+    tiles of so many columns that most multiprocessors have one. outputs, dtype: as of `AddRows`."""
+    height = next((rows for rows in HEIGHTS if shape[-2] <= rows), 0)
+    wide = math.prod(shape[:-2]) * shape[-1] > 32 * MANY and height < HEIGHTS[-1]
+    tile = (height or 16, 128) if wide else (height or 64, 32)
+    return _add_rows(tile, 0 if height else 8, outputs, dtype)
 
 
 # ---- fused -----------------------------------------------------------------------------------------------------------

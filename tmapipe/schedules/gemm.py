@@ -18,13 +18,11 @@ from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import Fused
 from tmapipe.schedules.mainloop import (
-    PLAIN,
     Cooperative,
     Operand,
     PartsOfK,
     PingPong,
     along_of,
-    shape_of,
     summed_of,
 )
 from tmapipe.tiles.order import TileOrder
@@ -73,10 +71,9 @@ class Gemm(Fused):
     that strides are multiples of 16 bytes (TMA).
 
     Args:
-        tile: (m, n, k) elements of a CTA; None: (128, 256, 64).
-        cluster: CTAs along (m, n); None: (2, 1). Those that want the same tile load equal parts of it; if its rows are no
-            multiple of 8 for each, the first one loads all. With neither tile nor cluster, sums of columns alone are taken
-            from transposed accumulators of (256, 128, 64) in clusters of (1, 2).
+        tile: (m, n, k) elements of a CTA.
+        cluster: CTAs along (m, n). Those that want the same tile load equal parts of it; if its rows are no multiple of 8 for
+            each, the first one loads all.
         stages: Slots of a and b; None: as many as fit.
         a: How a lies in memory, and is loaded.
         b: The same for b.
@@ -100,8 +97,8 @@ class Gemm(Fused):
 
     def __init__(
         self,
-        tile: tuple[int, int, int] | None = None,
-        cluster: tuple[int, int] | None = None,
+        tile: tuple[int, int, int] = (128, 256, 64),
+        cluster: tuple[int, int] = (2, 1),
         stages: int | None = None,
         *,
         a: Operand = Operand(),  # noqa: B008 - immutable
@@ -110,8 +107,8 @@ class Gemm(Fused):
         epilogue: Epilogue | Callable[..., Any] | None = None,
         tiles: TileOrder = PersistentTiles(),  # noqa: B008
     ):
-        check_numbers("tile", PLAIN[0] if tile is None else tile, "(m, n, k)", PLAIN[0])
-        check_numbers("cluster", PLAIN[1] if cluster is None else cluster, "(m, n)", PLAIN[1])
+        check_numbers("tile", tile, "(m, n, k)", (128, 256, 64))
+        check_numbers("cluster", cluster, "(m, n)", (2, 1))
         for name, value in (("a", a), ("b", b)):
             check_kinds(name, value, Operand)
         check_kinds("mainloop", mainloop, Cooperative, PingPong)
@@ -119,9 +116,8 @@ class Gemm(Fused):
         if a.major in tiles.bounded:
             rule = 'is "k" if groups begin at any row: TMA starts at multiples of 16 bytes along contiguous dimensions'
             raise InputError("a.major", a.major, rule, "pass a contiguous along k")
-        self.epilogue = Epilogue.of(epilogue)
-        tile, cluster = shape_of(self, mainloop, (tile, cluster), a, tiles)
         m, n, k = tile
+        self.epilogue = Epilogue.of(epilogue)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         check_cluster(self.cluster)
         self.mainloop: Any = along_of(mainloop, self, tile, tiles)

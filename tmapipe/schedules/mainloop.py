@@ -128,18 +128,6 @@ class PingPong:
         require(not tiles.in_parts, "mainloop", self, rule, "use Cooperative()")
 
 
-#: Tile and cluster; and those of sums of columns alone, which are sums of rows of a transposed product.
-PLAIN, TRANSPOSED = ((128, 256, 64), (2, 1)), ((256, 128, 64), (1, 2))
-
-
-def shape_of(gemm: Any, mainloop: Any, given: tuple[Any, Any], a: Operand, tiles: TileOrder) -> tuple[Any, ...]:
-    """(tile, cluster) as *given* for a *gemm* that is being made, with what None stands for."""
-    free = given == (None, None) and isinstance(mainloop, Cooperative) and mainloop.along is None and not a.sums
-    transposed = free and along_of(mainloop, gemm, TRANSPOSED[0], tiles).along == "n"
-    chosen = TRANSPOSED if transposed else PLAIN
-    return tuple(other if one is None else one for one, other in zip(given, chosen, strict=True))
-
-
 def along_of(mainloop: Any, gemm: Any, tile: tuple[int, int, int], tiles: TileOrder) -> Any:
     """*mainloop* of a *gemm* that is being made, with the `along` that None stands for."""
     if mainloop.along is not None:
