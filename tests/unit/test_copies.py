@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.sweeps import examples
-from tmapipe.schedules import copy
+from tmapipe.schedules import copy, places
 
 BF16 = torch.bfloat16
 
@@ -221,3 +221,44 @@ def test_types_are_converted():
 def test_arrays():
     x = np.arange(7 * 501, dtype=np.float32).reshape(7, 501)[:, 3:]
     assert (tp.schedules.Copy()(x) == x).all()
+
+
+# ---- element by element ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(st.data())
+def test_elements_of_any_view(data):
+    extents = data.draw(st.lists(st.sampled_from([1, 2, 3, 5, 17, 33, 64]), min_size=1, max_size=5))
+    while math.prod(extents) > 20_000:
+        extents.remove(max(extents))
+    dtype = data.draw(st.sampled_from([torch.int8, BF16, torch.float32]))
+    _, x = data.draw(views(extents, dtype))
+    memory = torch.full((math.prod(extents) + 9,), 77).to(dtype)
+    start, kept = data.draw(st.integers(0, 8)), memory.clone()
+    one, other = copy.merged(x, memory[start : start + x.numel()].view(extents))
+    width = data.draw(st.sampled_from([1, 2, 4, 8]))
+    places.copy_elements({}, one, other, width * dtype.itemsize)
+    kept[start : start + x.numel()] = x.flatten()
+    assert torch.equal(memory, kept)
+
+
+def test_an_output_with_gaps_has_no_elements_in_order():
+    x, y = some(4, 6), some(4, 8)[:, :6]
+    assert places.gaps_of(y, x) == ((6, 2),) and places.gaps_of(x, y) is None and places.gaps_of(x, x) == ()
+    assert places.gaps_of(some(6, 4).t(), x) == ((1, 3), (6, -23)), "of a transposed tensor, elements lie before others"
+
+
+def test_what_is_copied_by_elements_is_shown_to_be_whole():
+    report = places.CopyElements(((23, 32), (276, 220)), 2, 2, (8, 2, 4)).check()
+    assert report.ok and "safe for every trip count" in str(report)
+
+
+@pytest.mark.parametrize("given, argument", [
+    ({"size": 8}, "size, tile"), ({"size": True}, "size, tile"), ({"tile": (3, 2, 4)}, "size, tile"),
+    ({"tile": (4, 2)}, "size, tile"), ({"gaps": [(1, 2)]}, "gaps"), ({"vector": 3}, "vector"),
+])  # fmt: skip
+def test_numbers_of_elements_that_do_not_fit(given, argument):
+    with pytest.raises(tp.InputError) as info:
+        places.CopyElements(**given)
+    assert argument in info.value.argument

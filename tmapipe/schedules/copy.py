@@ -22,7 +22,7 @@ from tmapipe.plan.model import WARP, WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import check_stages
-from tmapipe.schedules.places import LOOK, TILE, CopyPlaces, places_form, vectors_of
+from tmapipe.schedules.places import LOOK, TILE, CopyPlaces, copy_elements, places_form, reach, vectors_of
 from tmapipe.schedules.rowform import (
     BOX,
     FLIGHT,
@@ -179,6 +179,8 @@ class Copy(Schedule):
             self._move(x, y)
         elif kind == "rows":
             self._copy_places(x, y, bytes_)
+        elif kind == "elements":
+            copy_elements(self.__dict__.setdefault("_elements", {}), x, y, bytes_)
         else:
             found, made = runs_of(x, y, bytes_, kind), self.__dict__.setdefault("_runs", {})
             assert found is not None
@@ -366,11 +368,6 @@ def _by_engine(x: Any, y: Any) -> bool:
     return all(strides_of(each)[-1] == 1 for each in (x, y)) and _unit(x, y, ALIGNMENT) == ALIGNMENT
 
 
-def reach(x: Any) -> int:
-    """Elements of memory from a tensor's first one to its last one."""
-    return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
-
-
 def meet(x: Any, y: Any) -> bool:
     """Whether the memory of two tensors, from first to last element, overlaps."""
     apart = address_of(x) - address_of(y)
@@ -386,7 +383,7 @@ def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     """
     kernels: dict[Any, tuple[str, int]] = {}
     for kind, bytes_ in _likely(x, y, box):
-        found = None if kind in ("engine", "rows") else runs_of(x, y, bytes_, kind)
+        found = runs_of(x, y, bytes_, kind) if kind in ("runs", "alone", "loose") else None
         kernels.setdefault(found[0] if found else (kind, bytes_), (kind, bytes_))
     return [*kernels.values()]
 
