@@ -132,6 +132,7 @@ def test_any_views(data):
 
 def kernels_of(x, monkeypatch):
     """What `CopyRuns` copies a tensor by, after which the copy is as the tensor."""
+    monkeypatch.setattr(copy, "_elements", lambda x, y: [])
     made, init = [], copy.CopyRuns.__init__
     monkeypatch.setattr(copy.CopyRuns, "__init__", lambda self, *key: made.append(self) or init(self, *key))
     check(x)
@@ -162,25 +163,32 @@ def test_short_copies_of_runs_with_gaps_have_a_tile_a_cta(rows, dtype, ctas):
     assert tiles.ctas == ctas and (tiles.each == 1) == (ctas == 12)
 
 
+ALL, ONE = slice(None), slice(2, 3)
+
+
 @pytest.mark.parametrize(
-    "whole, part, dtype, first",
+    "whole, part, dtype, to, first",
     [
-        ((40000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "rows"),  # long gaps
-        ((4000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "runs"),  # little
-        ((5000, 4, 34, 81), (slice(None), slice(None), slice(1, 21), slice(7, 76)), BF16, "alone"),  # short gaps
-        ((9000, 8, 81), (slice(None), slice(2, 3), slice(1, 70)), torch.float32, "rows"),  # far apart
-        ((20000, 35, 80), (slice(None), slice(2, 3), slice(None)), torch.int8, "rows"),  # boxes of 128 bytes for 80
-        ((20000, 35, 64), (slice(None), slice(2, 3), slice(None)), torch.int8, "engine"),
+        ((40000, 2, 8, 137), (ALL, ALL, slice(1, 3), slice(1, 99)), torch.float32, BF16, "rows"),  # long gaps
+        ((5000, 4, 34, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), BF16, torch.float32, "alone"),  # short gaps
+        ((9000, 8, 81), (ALL, ONE, slice(1, 70)), torch.float32, BF16, "rows"),  # far apart
+        ((9000, 8, 81), (ALL, ONE, slice(1, 70)), torch.float32, torch.float32, "elements"),
+        ((5000, 4, 34, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), BF16, BF16, "elements"),
+        ((9000, 4, 340, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), torch.int8, torch.int8, "runs"),  # many bytes
+        ((20000, 35, 80), (ALL, ONE, ALL), torch.int8, torch.int8, "elements"),  # boxes of 128 bytes for 80
+        ((20000, 35, 64), (ALL, ONE, ALL), torch.int8, torch.int8, "engine"),
+        ((4_000_001,), (slice(1, None),), BF16, BF16, "alone"),
     ],
 )
-def test_the_first_way_is_by_the_model(whole, part, dtype, first, monkeypatch):
+def test_the_first_way_is_by_the_model(whole, part, dtype, to, first, monkeypatch):
     taken = []
     monkeypatch.setattr(tp.calling, "looked", lambda name, few, *how: taken.append(few) or few[0])
     monkeypatch.setattr(copy.Copy, "_by", lambda self, way, x, y: taken.append(way))
     x = torch.empty(whole, dtype=dtype)[part]
-    tp.schedules.Copy()(x, out=torch.empty(x.shape, dtype=dtype))
+    tp.schedules.Copy()(x, out=torch.empty(x.shape, dtype=to))
     few, way = taken
     assert way == few[0] and way[0] == first and 2 <= len({*few}) == len(few) <= 4
+    assert (dtype == to) == ("elements" in {kind for kind, _ in few})
 
 
 @pytest.mark.parametrize("name", ["far apart", "odd bytes", "short rows", "a long row"])

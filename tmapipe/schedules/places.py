@@ -30,7 +30,7 @@ THREADS = 2048  # of a multiprocessor
 TILE, LEAST_TILE = 12 << 10, 1 << 10  # bytes of a tile of rows that begin anywhere
 MOST_VALUES = 32  # elements of a thread in such a tile
 EACH, MOST_WARPS = (1, 2, 3), 15  # such tiles of a CTA; warps that share one
-VALUES, WARPS = 8, 4  # elements of a thread of `CopyElements`, and its warps
+VALUES, WARPS = {1: 16, 2: 16, 4: 8}, 4  # elements of a thread of `CopyElements` by their bytes, and its warps
 SIZES = {1: int8, 2: int16, 4: int32}  # types of elements by their bytes
 FEW_TILES = 2  # such tiles for each multiprocessor, at least, where there are few rows
 
@@ -234,8 +234,8 @@ def copy_elements(made: dict[Any, CopyElements], x: Any, y: Any, bytes_: int) ->
     size, gaps, n = x.dtype.itemsize, gaps_of(x, y), math.prod(x.shape)
     x, y = (in_integers(each, size) for each in (x, y))
     assert gaps is not None
-    width = bytes_ // size
-    key = gaps, size, math.gcd(bytes_, n * size, address_of(y)), (width, VALUES // width, WARPS)
+    width = min(bytes_ // size, WIDEST)
+    key = gaps, size, math.gcd(width * size, n * size, address_of(y)), (width, VALUES[size] // width, WARPS)
     if key not in made:
         made[key] = CopyElements(*key)
     made[key](x=seen_as(x, (reach(x),), (1,)), y=seen_as(y, (n,), (1,)))
