@@ -270,3 +270,53 @@ def test_numbers_of_elements_that_do_not_fit(given, argument):
     with pytest.raises(tp.InputError) as info:
         places.CopyElements(**given)
     assert argument in info.value.argument
+
+
+class Shifted(tp.Schedule):
+    """y[i] = x[i - 3]."""
+
+    work = tp.Role(warps=1)
+    x = tp.Table("w", dtype="int16")
+    y = tp.ThreadStoreStage("n", tile=(64,), role=work, vector=2, dtype="int16")
+    first = 0
+
+    @work.jit
+    def copy(self, k, tile):
+        k.y.store(tile, k.x.read(tile=(64,), at=(-3, tile.n * 64 + self.first), width=1))
+
+
+def test_there_are_zeros_beyond_the_ends_of_data():
+    x, y = np.arange(1, 71, dtype=np.int16), np.full(100, 9, np.int16)
+    shifted = Shifted()
+    assert (shifted(x, y) == [0] * 3 + [*x] + [0] * 27).all() and "int16" in repr(shifted.x)
+    shifted.first = -1
+    with pytest.raises(tp.InputError, match=r"k.x.read\(at\).* = \(-3, -1\): begins with element 0"):
+        shifted(x, y)
+
+
+class Mistaken(Shifted):
+    rows = tp.Table("r")
+    how = "x.entry(0)"
+
+    @Shifted.work.jit
+    def copy(self, k, tile):
+        if self.how == "x.entry(0)":
+            k.x.entry(0)
+        else:
+            k.rows.read(tile=(64,), at=(0, 0))
+
+
+@pytest.mark.parametrize("how, text", [("x.entry(0)", "which holds data"), ("rows.read", "which holds entries")])
+def test_entries_are_no_data_and_data_no_entries(how, text):
+    mistaken = Mistaken()
+    mistaken.how = how
+    with pytest.raises(tp.errors.ScopeError, match=text):
+        mistaken.program()
+
+
+def test_data_is_of_the_type_that_is_declared():
+    with pytest.raises(tp.InputError, match="a table holds int16"):
+        Shifted()(np.zeros(8, np.int32), np.zeros(8, np.int16))
+    for wrong in ({"dtype": "fp32"}, {"dtype": "int64"}, {"dims": "a b", "dtype": "int8"}):
+        with pytest.raises(tp.InputError, match="dtype"):
+            tp.Table(**{"dims": "w", **wrong})

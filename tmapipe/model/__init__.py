@@ -61,6 +61,7 @@ class MachineFragments(Reductions):
                 acc.values *= factors
 
     def load_joined(self, table: str, layout: ThreadLayout, at: Place, gaps: Any) -> Fragment:
+        require(at[1] >= 0, f"k.{table}.read(at)", at, "begins with element 0 or a later one", "begin later")
         self.isa.give(joined_places(at, gaps, self._indices(layout)[1]))
         self.isa.emit(TableLoad(table, ()))
         return Fragment(self, layout, "tile", "int32", self._answer())

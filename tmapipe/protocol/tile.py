@@ -373,7 +373,7 @@ class BoundTable(Carried):
 
         Args:
             tile: How many elements are read, a tuple of one extent.
-            at: A pair: where element 0 lies in the table, and the number of the first element that is read.
+            at: A pair: where element 0 lies in the table, and the number of the first element that is read, 0 or more.
             gaps: Pairs (length, further) of what is skipped, as for ``slot.x.read``; *further* may be negative.
             width: How many elements that follow one another a thread has at most: 8, 4, 2 or 1.
 
