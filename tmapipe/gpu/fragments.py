@@ -197,12 +197,12 @@ class GpuFragments(PeerFragments, Sums):
             if whole:
                 data += loaded(flat, slot.buffer.dtype, width, (first + at[0]) // width)
                 continue
-            data += [KINDS[kind](flat[at[0] + each]) for each in joined(first, gaps, width)]
+            data += [KINDS[kind](flat[each]) for each in joined(first, at[0], gaps, width)]
         return Fragment(self, layout, "tile", kind, data)
 
     def load_joined(self, table: str, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:
         firsts = [Int32(column) + at[1] for _, _, column in self.runs(layout, layout.width)]
-        places = [at[0] + each for first in firsts for each in joined(first, gaps, layout.width)]
+        places = [each for first in firsts for each in joined(first, at[0], gaps, layout.width)]
         return Fragment(self, layout, "tile", "int32", loaded_numbers(self.isa, table, places))
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:

@@ -58,9 +58,9 @@ def inside_of(index: Any, extent: Any) -> Any:
 # ---- elements with gaps between them ------------------------------------------------------------------------------------
 
 
-def joined(first: Any, gaps: Gaps, width: int) -> list[Any]:
-    """Where elements *first* to *first* + width - 1 lie, counted from element 0, as `Fragments.read_joined` says."""
-    place, over = first, [Int32(0)] * width
+def joined(first: Any, start: Any, gaps: Gaps, width: int) -> list[Any]:
+    """Where elements *first* to *first* + width - 1 lie, if element 0 lies at *start*, as `Fragments.read_joined` says."""
+    place, over = first + start, [Int32(0)] * width
     for length, further in gaps:
         rows = [Int32(Uint32(first + j) // length) for j in range(1 if width <= length else width)]
         place, inside = place + rows[0] * further, first - rows[0] * length
