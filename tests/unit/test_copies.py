@@ -176,8 +176,10 @@ ALL, ONE = slice(None), slice(2, 3)
         ((5000, 4, 34, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), BF16, BF16, "elements"),
         ((9000, 4, 340, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), torch.int8, torch.int8, "runs"),  # many bytes
         ((20000, 35, 80), (ALL, ONE, ALL), torch.int8, torch.int8, "elements"),  # boxes of 128 bytes for 80
-        ((20000, 35, 64), (ALL, ONE, ALL), torch.int8, torch.int8, "engine"),
+        ((90000, 35, 64), (ALL, ONE, ALL), torch.int8, torch.int8, "engine"),
         ((4_000_001,), (slice(1, None),), BF16, BF16, "alone"),
+        ((900, 720), (ALL, slice(700)), torch.float32, torch.float32, "elements"),  # little
+        ((4000, 720), (ALL, slice(700)), torch.float32, torch.float32, "engine"),
     ],
 )
 def test_the_first_way_is_by_the_model(whole, part, dtype, to, first, monkeypatch):

@@ -404,7 +404,7 @@ def test_weights_look_where_nothing_is_captured_and_there_is_a_gpu(here, monkeyp
     )
 
 
-@pytest.mark.parametrize("options, built", [({}, [3]), ({"stages": 4}, [])])
+@pytest.mark.parametrize("options, built", [({}, [4]), ({"stages": 4}, [])])
 def test_copies_of_whole_vectors_look_at_threads(looks, options, built):
     """Unless the engine is asked for by its options."""
     looks.best, x = 1, torch.randn(64, 128)

@@ -50,7 +50,7 @@ PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = MOST_EXTENT  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
 LARGE, MOST_TILE = 32 << 20, 32 << 10  # bytes from which on bytes count, and of a tile of rows at most
-LITTLE = 16 << 20  # bytes up to which the engine may be slower than threads, which have less to wait for
+LEAST, LITTLE = 1 << 20, 16 << 20  # bytes between which the engine may be slower than threads, which wait for less
 WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too much between them
 MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
 MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
@@ -70,8 +70,9 @@ class Copy(Schedule):
 
     Dimensions that follow one another in both tensors are joined. A call is one launch, but for tensors of 2^31 elements:
     the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Other
-    views are copied to a y without gaps element by element (`CopyElements`), transposed ones slower than by `Transpose`, or
-    in runs that the engine loads and threads store (`CopyRuns`); to a y with gaps, short ones row by row (`CopyPlaces`).
+    views, and 1 to 4 MB of such rows, are copied to a y without gaps element by element (`CopyElements`), transposed ones
+    slower than by `Transpose`, or in runs that the engine loads and threads store (`CopyRuns`); to a y with gaps, short rows
+    are copied row by row (`CopyPlaces`).
     A first call that copies 4 MB or more on a GPU measures up to four of these `ways`, once; look: how many, at most. Given
     other options than by default, the engine moves what it can.
 
@@ -151,7 +152,7 @@ class Copy(Schedule):
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
         engine = same and x.ndim <= 5 and _by_engine(x, y)
         row, box = x.shape[-1] * x.dtype.itemsize, self._mover(x).x.tile[-1] * WORD if engine else 0
-        threads = self._usual and (x.ndim == 1 or LOOK <= x.nbytes < LITTLE)  # may be faster
+        threads = self._usual and (x.ndim == 1 or LEAST <= x.nbytes < LITTLE)  # may be faster
         if engine and not threads and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
             self._move(x, y)  # by one kernel for all shapes
             return
@@ -393,6 +394,7 @@ def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     few = rows if row <= MOST_TILE and not elements else []  # whose tiles have several rows
     engine = [("engine", 0)] if box else []
     boxed = bool(box) and (x.ndim == 1 or ceil_div(row, box) * box * 3 <= row * 4)
+    first = [*elements, *engine] if x.ndim > 1 and LEAST <= x.nbytes < LOOK else [*engine, *elements]  # if boxed
     if found := runs_of(x, y):
         (_, _, warps), *_ = found[0][4:]
         runs = [("alone", PIECE), ("runs", PIECE)] if warps == 4 else [("runs", PIECE), ("runs", 2 * PIECE)]
@@ -400,13 +402,13 @@ def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
             runs = [(runs[0][0], PIECE // 2), ("runs", PIECE)][:: 1 if x.nbytes < LARGE else -1]
         vain = _loaded(*found) > WASTE * (row + SECTOR) / row
         if boxed:
-            return [*engine, *elements[:1], *(runs[:1] if vain else runs), *(few if vain else [])]
+            return [*first, *(runs[:1] if vain or elements else runs), *(few if vain else [])]
         if elements:
             return [*elements, *runs] if x.ndim > 1 and (size > 1 or x.nbytes < LARGE) else [*runs, *elements]
         if vain and x.shape[-1] <= BOX and x.nbytes >= LARGE:
             return [rows[0], runs[0], rows[1], *runs[1:]]
         return [*runs, *few[: size > 1]]  # threads store bytes of rows one by one
-    return [*engine, *elements, *rows] if boxed else [*elements, *rows, *engine]
+    return [*first, *rows] if boxed else [*elements, *rows, *engine]
 
 
 def _elements(x: Any, y: Any) -> list[tuple[str, int]]:
