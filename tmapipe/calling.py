@@ -379,7 +379,7 @@ def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Ca
     require(spans is None or clusters in (None, spans), "clusters", clusters, rule, "leave it out")
     clusters = clusters or spans or min(2, schedule.cluster_count(bound.shapes))
     tiles = math.prod(schedule.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
-    in_part = plan.tables or schedule.tiles.in_parts  # a table, or a part of k, says which elements are written
+    in_part = plan.entries or schedule.tiles.in_parts  # a table, or a part of k, says which elements are written
     whole = () if in_part else bound.made
     made = machine(plan, max_steps=steps_for(plan, max(tiles, clusters)), whole=whole)
     program = trace(schedule, plan)
@@ -469,8 +469,8 @@ def _example(schedule: Any, name: str, tensor: Any, dtypes: Mapping[str, DType])
     if not all(is_count(extent) for extent in tensor):
         raise InputError(name, tensor, "has extents that are positive integers", "e.g. (512, 256)")
     declared = schedule.declared
-    part = declared.inputs.get(name) or declared.stores.get(name)
-    dtype = dtypes.get(name) or (int32 if part is None else getattr(part, "dtype", None))
+    part = declared.parts[name]
+    dtype = dtypes.get(name) or getattr(part, "dtype", None) or (int32 if name in declared.tables else None)
     if dtype is None:
         dtype = fp32 if getattr(part, "number", False) else bf16
     return np.empty(tuple(tensor), as_dtype(dtype).in_memory.numpy)

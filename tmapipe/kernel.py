@@ -57,6 +57,8 @@ def kernel_main(isa: Isa, schedule: Schedule) -> None:
 def _init_barriers(isa: Isa) -> None:
     """One warp initializes the barriers; `_meet` waits for that."""
     plan = isa.plan
+    if not (plan.barriers or plan.described or plan.cluster_size > 1):
+        return
 
     def init() -> None:
         for barrier in plan.barriers:
@@ -84,7 +86,7 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None, early: bool = 
     meanwhile()
     if isa.plan.cluster_size > 1:
         isa.cluster_wait()
-    else:
+    elif isa.plan.barriers:
         isa.cta_sync()
 
 

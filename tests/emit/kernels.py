@@ -309,6 +309,12 @@ THREADS = {
         {"c": 3, "r": 8, "a": 70, "n": 89, "w": 30000},
     ),
     "copy by threads": Kernel(READY_MADE["Copy, by threads"], {}, {"b": 2, "n": 6000, "w": 18_000}),
+    "copy element by element": Kernel(
+        READY_MADE["Copy, element by element"],
+        {"x": "int16", "y": "int16"},
+        {"n": 6003, "w": 14000},
+        {"x": (7,) * 14000},
+    ),
     "sums of rows": Kernel(READY_MADE["Reduce"], {}, {"m": 100, "w": 100_000}),
     "cumsum": Kernel(READY_MADE["Cumsum"], {}, {"m": 7, "n": 20000}),
     "cumsum, rows that begin anywhere": Kernel(

@@ -50,6 +50,7 @@ CALLS = {
     "runs of halves": lambda: copied(some(68)[3:]),
     "rows of bytes": lambda: copied(some(3, 5, 21, dtype=torch.int8)[:, 1:, 3:], 1),
     "every second of 64 bits": lambda: S.Copy()(some(3, 33, dtype=torch.int64)[:, ::2]),
+    "elements of halves": lambda: S.Copy()(some(5, 3, 21)[:, 1:, 2:]),
     "to another type": lambda: S.Copy()(torch.randn(3, 67)[:, 1:], out=torch.empty(3, 66).half()),
     "transpose": lambda: S.Transpose()(some(9, 35)),
 }
@@ -111,6 +112,8 @@ CHANGES = {
     "parity": ("runs of halves", r"(try_wait\S+ P1, \[%r\d+\], )0", r"\g<1>1"),
     "selector": ("runs of bytes", r"0x5410U", "0x1054U"),
     "sign": ("runs of bytes", r"0xaaa2U", "0x9991U"),
+    "end of data": ("elements of halves", r"setp\.lt\.u32 inside", "setp.gt.u32 inside"),
+    "gap": ("elements of halves", r"(mul\.hi\.u32 \t%r\d+, %r\d+, )-?\d+;", r"\g<1>1000;"),
     "pitch of a table": ("odd halves", r"(mul\.lo\.s32 \t%r\d+, %r\d+, )15;", r"\g<1>16;"),
     "second half": ("odd halves", r"(ld\.shared\.b16 \t%rs\d+, \[%r\d+\+)158\]", r"\g<1>160]"),
     "halves of a pair": ("to another type", r"(cvt\.rn\.f16x2\.f32 \t%r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),

@@ -68,7 +68,8 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: (getattr(S, name), {}) for name in (
         "Attention", "CrossEntropy", "CrossEntropyBackward", "Cumsum", "LayerNorm", "LayerNormBackward", "LogSoftmax",
         "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Rotary", "RotaryRows", "RotaryTiles", "Softmax",
-        "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles", "CopyPlaces", "CopyRuns",
+        "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles", "CopyElements", "CopyPlaces",
+        "CopyRuns",
     )},
     "Attention()": (_attended, {}),
     "Transpose()": (_of(S.Transpose, ROWS.T), {"x": ROWS}),

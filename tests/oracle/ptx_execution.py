@@ -51,7 +51,8 @@ class Execution:
         beside: Iterable[int] = (),
     ):
         self.launch, self.words = launch, list(words)
-        others = {*beside, *range(max(map(len, launch.tables.values()), default=0))}  # lanes that look at an entry
+        counts = (len(table) for name, table in launch.tables.items() if name in ptx.plan.entries)
+        others = {*beside, *range(max(counts, default=0))}  # lanes that look at an entry
         others |= {0} if words else set()
         self.others = {other: (ptx, schedule, launch, warp, other) for other in others if other != lane}
         self.added: Counter[int] = Counter()  # to each counter, so far; all clusters add to it in turn
@@ -169,7 +170,7 @@ class Execution:
         """From a queue or a table; all else is data."""
         if i.is_a("ld.shared") and self._is_word(i.operands[1]):
             self._read_words(i)
-        elif i.is_a("ld.global") and self.launch.tables and isinstance(self.address(i.operands[1]), int):
+        elif i.is_a("ld.global") and self.plan.entries and isinstance(self.address(i.operands[1]), int):
             table, offset = divmod(self.address(i.operands[1]) - TABLES, 1 << 20)
             self.registers[i.operands[0]] = list(self.launch.tables.values())[table][offset // 4] & 0xFFFFFFFF
         else:

@@ -48,7 +48,8 @@ def parameters(plan: Any, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     grid = schedule.grid(lambda name, i: launch.extents[name][i])
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
-    tables = [_tensor(launch, name, TABLES + (i << 20), (1,)) for i, name in enumerate(launch.tables)]
+    last = {name: (1,) if name in plan.entries else () for name in launch.tables}
+    tables = [_tensor(launch, name, TABLES + (i << 20), last[name]) for i, name in enumerate(last)]
     tensors = [name for name in plan.by_address if name not in plan.tables]
     tables += [_tensor(launch, name, VECTORS + (i << 36)) for i, name in enumerate(tensors)]
     kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes

@@ -38,7 +38,7 @@ __all__ = ["Differs", "judged", "run"]
 
 LARGE, MANY = 1 << 20, 300  # bytes of tensors, and clusters, of launches that are left out
 NEAR = 1e-5  # error before the result is rounded, relative to the largest: approximated functions have 2^-20
-SAME_BITS = ("Copy", "CopyPlaces", "CopyRuns", "TransposeTiles", "TransposeRows")
+SAME_BITS = ("Copy", "CopyElements", "CopyPlaces", "CopyRuns", "TransposeTiles", "TransposeRows")
 WORDS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int32": "s32", "int64": "s64", "fp64": "f64"}
 _texts: dict[Any, tuple[str, Plan]] = {}  # of the kernels of this process
 

@@ -18,6 +18,7 @@ from tmapipe.schedules import (
     CombineParts,
     Conv,
     Copy,
+    CopyElements,
     CopyPlaces,
     CopyRuns,
     CrossEntropyBackwardRows,
@@ -332,6 +333,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: CopyRuns(((9000, 1),), ((30, 11), (600, 41)), (5, 1), (2, 2, 2), (6, 2, 4), length=6000),
         lambda: CopyRuns((), ((5, 2),), (1, 0), (2, 1, 2), (2, 2, 2)),
         ((1, 1, {"w": 400}), (2, 1, {"w": 400})),
+    ),
+    Registered(
+        "Copy, element by element",
+        lambda: CopyElements(((23, 32), (276, 220)), 2, 2, (8, 2, 4)),
+        lambda: CopyElements(((5, 2),), 1, 1, (1, 2, 2)),
+        ((1, 1, {"w": 400}),),
     ),
     Registered(
         "Reduce",

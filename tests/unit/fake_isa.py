@@ -259,6 +259,7 @@ for _name in (
     setattr(RecordingIsa, _name, lambda self, *arguments, **named: ())
 for _name in ("read_part", "read_joined", "read_rows_as_columns", "read_transposed"):
     setattr(RecordingIsa, _name, lambda self, slot, layout, *arguments: self.read(slot, layout))
+RecordingIsa.load_joined = lambda self, table, layout, *arguments: Fragment(self, layout, "tile", "int32", ())  # type: ignore
 RecordingIsa.read_peer = lambda self, slot, cta, layout, at: self.read(slot, layout)  # type: ignore[method-assign]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.sweeps import examples
-from tmapipe.schedules import copy
+from tmapipe.schedules import copy, places
 
 BF16 = torch.bfloat16
 
@@ -132,6 +132,7 @@ def test_any_views(data):
 
 def kernels_of(x, monkeypatch):
     """What `CopyRuns` copies a tensor by, after which the copy is as the tensor."""
+    monkeypatch.setattr(copy, "_elements", lambda x, y: [])
     made, init = [], copy.CopyRuns.__init__
     monkeypatch.setattr(copy.CopyRuns, "__init__", lambda self, *key: made.append(self) or init(self, *key))
     check(x)
@@ -162,25 +163,34 @@ def test_short_copies_of_runs_with_gaps_have_a_tile_a_cta(rows, dtype, ctas):
     assert tiles.ctas == ctas and (tiles.each == 1) == (ctas == 12)
 
 
+ALL, ONE = slice(None), slice(2, 3)
+
+
 @pytest.mark.parametrize(
-    "whole, part, dtype, first",
+    "whole, part, dtype, to, first",
     [
-        ((40000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "rows"),  # long gaps
-        ((4000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "runs"),  # little
-        ((5000, 4, 34, 81), (slice(None), slice(None), slice(1, 21), slice(7, 76)), BF16, "alone"),  # short gaps
-        ((9000, 8, 81), (slice(None), slice(2, 3), slice(1, 70)), torch.float32, "rows"),  # far apart
-        ((20000, 35, 80), (slice(None), slice(2, 3), slice(None)), torch.int8, "rows"),  # boxes of 128 bytes for 80
-        ((20000, 35, 64), (slice(None), slice(2, 3), slice(None)), torch.int8, "engine"),
+        ((40000, 2, 8, 137), (ALL, ALL, slice(1, 3), slice(1, 99)), torch.float32, BF16, "rows"),  # long gaps
+        ((5000, 4, 34, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), BF16, torch.float32, "alone"),  # short gaps
+        ((9000, 8, 81), (ALL, ONE, slice(1, 70)), torch.float32, BF16, "rows"),  # far apart
+        ((9000, 8, 81), (ALL, ONE, slice(1, 70)), torch.float32, torch.float32, "elements"),
+        ((5000, 4, 34, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), BF16, BF16, "elements"),
+        ((9000, 4, 340, 81), (ALL, ALL, slice(1, 21), slice(7, 76)), torch.int8, torch.int8, "runs"),  # many bytes
+        ((20000, 35, 80), (ALL, ONE, ALL), torch.int8, torch.int8, "elements"),  # boxes of 128 bytes for 80
+        ((90000, 35, 64), (ALL, ONE, ALL), torch.int8, torch.int8, "engine"),
+        ((4_000_001,), (slice(1, None),), BF16, BF16, "alone"),
+        ((900, 720), (ALL, slice(700)), torch.float32, torch.float32, "elements"),  # little
+        ((4000, 720), (ALL, slice(700)), torch.float32, torch.float32, "engine"),
     ],
 )
-def test_the_first_way_is_by_the_model(whole, part, dtype, first, monkeypatch):
+def test_the_first_way_is_by_the_model(whole, part, dtype, to, first, monkeypatch):
     taken = []
     monkeypatch.setattr(tp.calling, "looked", lambda name, few, *how: taken.append(few) or few[0])
     monkeypatch.setattr(copy.Copy, "_by", lambda self, way, x, y: taken.append(way))
     x = torch.empty(whole, dtype=dtype)[part]
-    tp.schedules.Copy()(x, out=torch.empty(x.shape, dtype=dtype))
+    tp.schedules.Copy()(x, out=torch.empty(x.shape, dtype=to))
     few, way = taken
     assert way == few[0] and way[0] == first and 2 <= len({*few}) == len(few) <= 4
+    assert (dtype == to) == ("elements" in {kind for kind, _ in few})
 
 
 @pytest.mark.parametrize("name", ["far apart", "odd bytes", "short rows", "a long row"])
@@ -221,3 +231,94 @@ def test_types_are_converted():
 def test_arrays():
     x = np.arange(7 * 501, dtype=np.float32).reshape(7, 501)[:, 3:]
     assert (tp.schedules.Copy()(x) == x).all()
+
+
+# ---- element by element ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(st.data())
+def test_elements_of_any_view(data):
+    extents = data.draw(st.lists(st.sampled_from([1, 2, 3, 5, 17, 33, 64]), min_size=1, max_size=5))
+    while math.prod(extents) > 20_000:
+        extents.remove(max(extents))
+    dtype = data.draw(st.sampled_from([torch.int8, BF16, torch.float32]))
+    _, x = data.draw(views(extents, dtype))
+    memory = torch.full((math.prod(extents) + 9,), 77).to(dtype)
+    start, kept = data.draw(st.integers(0, 8)), memory.clone()
+    one, other = copy.merged(x, memory[start : start + x.numel()].view(extents))
+    width = data.draw(st.sampled_from([1, 2, 4, 8]))
+    places.copy_elements({}, one, other, width * dtype.itemsize)
+    kept[start : start + x.numel()] = x.flatten()
+    assert torch.equal(memory, kept)
+
+
+def test_an_output_with_gaps_has_no_elements_in_order():
+    x, y = some(4, 6), some(4, 8)[:, :6]
+    assert places.gaps_of(y, x) == ((6, 2),) and places.gaps_of(x, y) is None and places.gaps_of(x, x) == ()
+    assert places.gaps_of(some(6, 4).t(), x) == ((1, 3), (6, -23)), "of a transposed tensor, elements lie before others"
+
+
+def test_what_is_copied_by_elements_is_shown_to_be_whole():
+    report = places.CopyElements(((23, 32), (276, 220)), 2, 2, (8, 2, 4)).check()
+    assert report.ok and "safe for every trip count" in str(report)
+
+
+@pytest.mark.parametrize("given, argument", [
+    ({"size": 8}, "size, tile"), ({"size": True}, "size, tile"), ({"tile": (3, 2, 4)}, "size, tile"),
+    ({"tile": (4, 2)}, "size, tile"), ({"gaps": [(1, 2)]}, "gaps"), ({"vector": 3}, "vector"),
+])  # fmt: skip
+def test_numbers_of_elements_that_do_not_fit(given, argument):
+    with pytest.raises(tp.InputError) as info:
+        places.CopyElements(**given)
+    assert argument in info.value.argument
+
+
+class Shifted(tp.Schedule):
+    """y[i] = x[i - 3]."""
+
+    work = tp.Role(warps=1)
+    x = tp.Table("w", dtype="int16")
+    y = tp.ThreadStoreStage("n", tile=(64,), role=work, vector=2, dtype="int16")
+    first = 0
+
+    @work.jit
+    def copy(self, k, tile):
+        k.y.store(tile, k.x.read(tile=(64,), at=(-3, tile.n * 64 + self.first), width=1))
+
+
+def test_there_are_zeros_beyond_the_ends_of_data():
+    x, y = np.arange(1, 71, dtype=np.int16), np.full(100, 9, np.int16)
+    shifted = Shifted()
+    assert (shifted(x, y) == [0] * 3 + [*x] + [0] * 27).all() and "int16" in repr(shifted.x)
+    shifted.first = -1
+    with pytest.raises(tp.InputError, match=r"k.x.read\(at\).* = \(-3, -1\): begins with element 0"):
+        shifted(x, y)
+
+
+class Mistaken(Shifted):
+    rows = tp.Table("r")
+    how = "x.entry(0)"
+
+    @Shifted.work.jit
+    def copy(self, k, tile):
+        if self.how == "x.entry(0)":
+            k.x.entry(0)
+        else:
+            k.rows.read(tile=(64,), at=(0, 0))
+
+
+@pytest.mark.parametrize("how, text", [("x.entry(0)", "which holds data"), ("rows.read", "which holds entries")])
+def test_entries_are_no_data_and_data_no_entries(how, text):
+    mistaken = Mistaken()
+    mistaken.how = how
+    with pytest.raises(tp.errors.ScopeError, match=text):
+        mistaken.program()
+
+
+def test_data_is_of_the_type_that_is_declared():
+    with pytest.raises(tp.InputError, match="a table holds int16"):
+        Shifted()(np.zeros(8, np.int32), np.zeros(8, np.int16))
+    for wrong in ({"dtype": "fp32"}, {"dtype": "int64"}, {"dims": "a b", "dtype": "int8"}):
+        with pytest.raises(tp.InputError, match="dtype"):
+            tp.Table(**{"dims": "w", **wrong})

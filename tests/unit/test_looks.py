@@ -250,12 +250,12 @@ def test_held_calls_launch_nothing_and_are_compiled_side_by_side(tmp_path, monke
 
 
 def test_copies_look_at_ways(looks):
-    """What is copied by runs first, is copied row by row where that is faster. Runs of one form are one way."""
+    """What is copied by elements first, is copied by runs where that is faster. Runs of one form are one way."""
     x = torch.randint(-100, 100, (50, 20, 165), dtype=torch.int16)[:, 1:3, 25:]
     copy = tp.schedules.Copy()
     for _ in range(2):
         assert torch.equal(copy(x), x) and looks.built == [2]
-    assert vars(copy)["_places"] and tuning.recall_entry(*next(iter(tuning.taken)))["choice"] == "('rows', 12288)"
+    assert vars(copy)["_runs"] and tuning.recall_entry(*next(iter(tuning.taken)))["choice"] == "('runs', 4096)"
     assert torch.equal(tp.schedules.Copy()(x), x) and looks.built == [2], "others know it"
 
 
@@ -404,17 +404,19 @@ def test_weights_look_where_nothing_is_captured_and_there_is_a_gpu(here, monkeyp
     )
 
 
-@pytest.mark.parametrize("options, built", [({}, [2]), ({"stages": 4}, [])])
+@pytest.mark.parametrize("options, built", [({}, [4]), ({"stages": 4}, [])])
 def test_copies_of_whole_vectors_look_at_threads(looks, options, built):
     """Unless the engine is asked for by its options."""
     looks.best, x = 1, torch.randn(64, 128)
     copy = tp.schedules.Copy(**options)
     assert torch.equal(copy(x), x) and looks.built == built
-    assert bool(vars(copy).get("_runs")) == bool(built)
+    assert bool(vars(copy).get("_elements")) == bool(built)
 
 
-def test_long_rows_are_copied_by_runs():
-    """Row by row, a tile is part of one row, and the check runs as many tiles as a row has."""
-    for n, kinds in ((800, {"alone", "runs", "rows"}), (40_000, {"alone", "runs"})):
+def test_long_rows_are_not_copied_row_by_row():
+    """Then a tile is part of one row, and the check runs as many tiles as a row has."""
+    for n, by_rows in ((800, {"rows"}), (40_000, set())):
         x = torch.zeros(9_000_000 // n, n + 21)[:, :n]
-        assert {kind for kind, _ in tp.schedules.copy.ways(x, torch.empty(x.shape), 0)} == kinds
+        for kind, kinds in ((torch.bfloat16, by_rows), (x.dtype, {"elements"})):
+            ways = tp.schedules.copy.ways(x, torch.empty(x.shape, dtype=kind), 0)
+            assert {kind for kind, _ in ways} == {"alone", "runs", *kinds}

@@ -17,6 +17,7 @@ from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT, MOST_EXTENT, check_address, check_contiguous, check_strides
 from tmapipe.bind import Bound, check_apart, check_ascending, check_kind, check_memory, is_torch, made_as
 from tmapipe.errors import InputError, require
+from tmapipe.parts import Table
 from tmapipe.stage import LoadStage
 from tmapipe.store_pipeline import FROM_ZERO, StoreStage
 
@@ -61,7 +62,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         shapes[name], strides[name] = _padded(name, given[name], parts[name].dims)
         _note_extents(name, parts[name].dims, shapes[name], extents)
     for name, table in declared.tables.items():
-        shapes[name] = _check_table(name, given[name], table.dims, extents)
+        shapes[name] = _check_table(name, given[name], table, extents)
         given[name] = _low_words(given[name])
         if table.ascending and (isinstance(given[name], np.ndarray) or given[name].device.type == "cpu"):
             check_ascending(name, np.asarray(given[name]))  # a GPU's entries are not waited for
@@ -308,12 +309,12 @@ def _relate(relations: Sequence[Dim], seen: Extents) -> None:
             raise InputError(f"{owner}.shape along {dim.name}", known, rule, f"pass {extent} elements along {dim.name}")
 
 
-def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: Extents) -> tuple[int, ...]:
-    """The shape of a table. Raises `InputError` unless it is dense, of int32 or int64, with extents that fit the others'."""
+def _check_table(name: str, table: Any, declared: Table, extents: Extents) -> tuple[int, ...]:
+    """The shape of a table. Raises `InputError` unless it is dense, of a type as *declared*, with extents that fit others'."""
     check_kind(name, table)
-    kind = str(table.dtype).removeprefix("torch.")
-    if kind not in ("int32", "int64"):
-        raise InputError(f"{name}.dtype", kind, "a table holds int32 or int64", f"{name}.to(torch.int32)")
+    kind, dims = str(table.dtype).removeprefix("torch."), declared.dims
+    kinds = ("int32", "int64") if declared.dtype is None else (declared.dtype.name,)
+    require(kind in kinds, f"{name}.dtype", kind, f"a table holds {' or '.join(kinds)}", f"{name}.to(torch.{kinds[0]})")
     if table.ndim != len(dims) or not is_contiguous(table):
         rule = f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}"
         how = tuple(table.shape), strides_of(table)
@@ -325,8 +326,8 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: Extents)
 
 
 def _low_words(table: Any) -> Any:
-    """The same memory as int32: of int64, every second word, the lower one."""
-    if table.dtype.itemsize == 4:
+    """The same memory; of int64 as int32: every second word, the lower one."""
+    if table.dtype.itemsize <= 4:
         return table
     return table.view(np.int32 if isinstance(table, np.ndarray) else sys.modules["torch"].int32)[..., ::2]
 

@@ -23,6 +23,7 @@ from cutlass._mlir_helpers.op import _set_enable_frame_filtering
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.base import disk
+from tmapipe.base.arithmetic import int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
 from tmapipe.gpu import WORDS, control, cute_type, describe, full_shape, make_atom, to_core_first
@@ -432,14 +433,15 @@ def build(
 def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:
     """A tensor of an argument's type and alignment; a launch says its extents."""
     if name in plan.tables:
-        dtype, rank, aligned, nbytes = Int32, len(plan.tables[name]), 4, 4
+        of = plan.vectors.get(name, int32)
+        dtype, rank, aligned, nbytes = cute_type(of), len(plan.tables[name]), of.bytes, of.bytes
     else:
         part = next(part for part in plan.transfers if part.name == name)
         dtype, nbytes = cute_type(part.buffer.dtype), part.buffer.dtype.bytes
         rank = ranks.get(name, len(part.dims) - len(getattr(part, "folded", ())))
         aligned = part.vector or ALIGNMENT
     shape = tuple(cute.sym_int() for _ in range(rank))
-    last = cute.sym_int64() if name in plan.tables else 1  # of int64, the lower words
+    last = cute.sym_int64() if name in plan.entries else 1  # of int64, the lower words
     stride = (*(cute.sym_int64(divisibility=max(1, aligned // nbytes)) for _ in range(rank - 1)), last)
     return make_fake_tensor(dtype, shape, stride=stride, assumed_align=aligned)
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
@@ -19,7 +19,7 @@ from cutlass.cutlass_dsl import T
 from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, slot_layout
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, chosen, emit_ptx, masked, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
-from tmapipe.gpu.rows import row_step
+from tmapipe.gpu.rows import joined, loaded_numbers, row_step
 from tmapipe.gpu.sums import Sums, loaded
 from tmapipe.isa.fragment import Accesses, Fragment, Gaps, Place, RawFunction, SlotRef, Span, call_raw
 from tmapipe.isa.ops import Isa
@@ -194,20 +194,16 @@ class GpuFragments(PeerFragments, Sums):
         data: list[Any] = []
         for _, _, column in self.runs(layout, width):
             first = Int32(column) + at[1]
-            place, over = first + at[0], [Int32(0)] * width
             if whole:
-                data += loaded(flat, slot.buffer.dtype, width, place // width)
+                data += loaded(flat, slot.buffer.dtype, width, (first + at[0]) // width)
                 continue
-            for length, further in gaps:
-                rows = [Int32(Uint32(first + j) // length) for j in range(1 if width <= length else width)]
-                place, inside = place + rows[0] * further, first - rows[0] * length
-                for j in range(1, width):  # so few have one gap between them at most
-                    if len(rows) > 1:
-                        over[j] = over[j] + (rows[j] - rows[0]) * further
-                    else:
-                        over[j] = over[j] + choose(inside >= length - j, Int32(further), Int32(0))
-            data += [KINDS[kind](flat[place + j + over[j]]) for j in range(width)]
+            data += [KINDS[kind](flat[each]) for each in joined(first, at[0], gaps, width)]
         return Fragment(self, layout, "tile", kind, data)
+
+    def load_joined(self, table: str, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:
+        firsts = [Int32(column) + at[1] for _, _, column in self.runs(layout, layout.width)]
+        places = [each for first in firsts for each in joined(first, at[0], gaps, layout.width)]
+        return Fragment(self, layout, "tile", "int32", loaded_numbers(self.isa, table, places))
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         kind = slot.buffer.dtype.kind

@@ -456,7 +456,7 @@ def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None
         ranks: Number of dimensions of each tensor that it was compiled for.
     """
     types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
-    types |= dict.fromkeys(compiled.plan.tables, int32.name)
+    types |= {name: compiled.plan.vectors.get(name, int32).name for name in compiled.plan.tables}
     schedule.__dict__.setdefault("_compiled", {})[compiled.instrument, _key(types, ranks)] = compiled
 
 

@@ -1,4 +1,4 @@
-"""Where rows of a tile lie in global memory, and where vectors of a slot lie in shared memory."""
+"""Where rows of a tile lie in global memory, elements with gaps between them, and vectors of a slot in shared memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Int64
+from cutlass import Int32, Int64, Uint32
 
 from tmapipe.gpu import cute_type, full_shape
+from tmapipe.gpu.control import choose, emit_ptx
+from tmapipe.isa.fragment import Gaps
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import VectorLayout
@@ -51,6 +53,32 @@ class RowsOfTile:
 
 def inside_of(index: Any, extent: Any) -> Any:
     return (index >= 0) & (index < extent)
+
+
+# ---- elements with gaps between them ------------------------------------------------------------------------------------
+
+
+def joined(first: Any, start: Any, gaps: Gaps, width: int) -> list[Any]:
+    """Where elements *first* to *first* + width - 1 lie, if element 0 lies at *start*, as `Fragments.read_joined` says."""
+    place, over = first + start, [Int32(0)] * width
+    for length, further in gaps:
+        rows = [Int32(Uint32(first + j) // length) for j in range(1 if width <= length else width)]
+        place, inside = place + rows[0] * further, first - rows[0] * length
+        for j in range(1, width):  # so few have one gap between them at most
+            if len(rows) > 1:
+                over[j] = over[j] + (rows[j] - rows[0]) * further
+            else:
+                over[j] = over[j] + choose(inside >= length - j, Int32(further), Int32(0))
+    return [place + j + over[j] for j in range(width)]
+
+
+def loaded_numbers(isa: Any, table: str, places: Sequence[Any]) -> list[Any]:
+    """The numbers at these *places* of a table that holds data; 0 beyond its ends."""
+    tensor, size = isa.addressed[table], isa.plan.vectors[table].bytes
+    start, count = Int64(tensor.iterator.toint()), tensor.shape[0]
+    load = f"@inside ld.global.s{8 * size} $0, [$1];"
+    text = f"{{ .reg .pred inside; setp.lt.u32 inside, $2, $3; mov.b32 $0, 0; {load} }}"
+    return [emit_ptx(text, "lrr", start + Int64(i) * size, i, count, words=1)[0] for i in places]
 
 
 # ---- vectors of slots -------------------------------------------------------------------------------------------------

@@ -157,6 +157,10 @@ class Fragments(Carried):
         are read; element k lies at at[0] + k, and for each (length, further) of *gaps* (k // length) * further after that.
         Generic proxy."""
 
+    def load_joined(self, table: str, layout: ThreadLayout, at: Place, gaps: fragment.Gaps) -> Fragment:
+        """``ld.global`` (each lane): as `read_joined`, of a table that holds data. Beyond its ends there are zeros. It may be
+        executed only after `griddepcontrol_wait`."""
+
     def read_rows_as_columns(self, slot: SlotRef, layout: VectorLayout, starts: Any, pitch: int) -> Fragment:
         """``ld.shared``: rows of a slot as columns of a tile. Column j begins at element starts[j % len(starts)] + j //
         len(starts) * pitch of the slot, counted row by row. Generic proxy."""

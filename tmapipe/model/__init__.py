@@ -19,7 +19,7 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError, permit, require
 from tmapipe.isa import applied, ops, where_is
 from tmapipe.isa.copies import sent
-from tmapipe.isa.fragment import Accesses, Fragment, RawFunction, SlotRef, Span, call_raw
+from tmapipe.isa.fragment import Accesses, Fragment, Place, RawFunction, SlotRef, Span, call_raw, joined_places
 from tmapipe.isa.ops import Counted, Exit, Flight, Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import Reductions, of_data, raw_name
@@ -59,6 +59,12 @@ class MachineFragments(Reductions):
         if self.memory is not None:
             with np.errstate(all="ignore"):
                 acc.values *= factors
+
+    def load_joined(self, table: str, layout: ThreadLayout, at: Place, gaps: Any) -> Fragment:
+        require(at[1] >= 0, f"k.{table}.read(at)", at, "begins with element 0 or a later one", "begin later")
+        self.isa.give(joined_places(at, gaps, self._indices(layout)[1]))
+        self.isa.emit(TableLoad(table, ()))
+        return Fragment(self, layout, "tile", "int32", self._answer())
 
     def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
         self.isa.emit(ops.AccumulatorRead(matmul.name))

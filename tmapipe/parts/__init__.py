@@ -1,6 +1,4 @@
-"""What users declare besides roles, rings, loads and stores: matmuls and tiles in registers, tiles that threads or other CTAs
-write, scratch, and tables.
-"""
+"""What users declare besides roles, rings, loads and stores: matmuls, tiles that threads or CTAs write, scratch, tables."""
 
 from __future__ import annotations
 
@@ -394,10 +392,9 @@ _of_one_team = must(lambda x: isinstance(x, Role) and x.teams == 1, "is the Role
 class Scratch:
     """Declares shared memory of one role, in which the role's threads pass values to each other.
 
-    In the role's body, ``k.<name>`` is read and written as a stage's tile in an open slot is: ``k.<name>.write(v)``,
+    In the role's body, ``k.<name>`` is read and written as a stage's tile in an open slot: ``k.<name>.write(v)``,
     ``k.<name>.read()``. Between a write and other threads' reads stands a ``k.sync()``, and another one between these reads
-    and the next write. With two copies used in turn, ``k.<name>.copy(i)`` and then ``i = i ^ 1``, one `sync` for each write
-    is enough.
+    and the next write. With two copies in turn, ``k.<name>.copy(i)`` and then ``i = i ^ 1``, one `sync` a write is enough.
 
     Args:
         role: The role whose threads use it.
@@ -436,8 +433,8 @@ class ReductionScratch(Scratch):
         rows: How many rows of a tile one warp has, at most: as many as the tile has, or fewer if the warps share them out.
         columns: How many columns the tile has, where columns are reduced.
         group: CTAs of the cluster over which rows lie too: all that differ only along these axes, or with `ctas=` so many
-            side by side. `row_sum`, `row_max` and the other reductions of rows are then over the whole row, in all of these
-            CTAs, which all reduce at the same point. The scratch has room for the numbers of each of these CTAs.
+            side by side. Reductions of rows are then over the whole row, in all of these CTAs, which all reduce at the same
+            point. The scratch has room for the numbers of each of these CTAs.
 
     Raises:
         InputError: For any other value.
@@ -467,32 +464,37 @@ _is_of_table = must(
     "is the name of one dimension, or of two",
     'e.g. Table("l") or Table("b i")',
 )
+_is_of_data = must(optional(lambda x: x.integer and x.bytes <= 4), "is an integer of up to 4 bytes", '"int16"')
 
 
 @attrs.frozen(eq=False, repr=False)
 class Table:
     """A vector, or a matrix, of int32 or int64 in global memory, which every warp may read: where the groups of a grouped GEMM
     end, for example. In bodies, ``k.<name>.entry(i)``, or of a matrix ``entry(i, j)``, is one of its entries in int32 (of
-    int64 the lower 32 bits), the same for all threads.
+    int64 the lower 32 bits), the same for all threads. Of a vector with a *dtype*, ``k.<name>.read(...)`` is a fragment.
 
     A call of the schedule takes the table after the tensors of the loads. The table stays as it is while the kernel runs.
 
     Args:
         dims: Name of its dimension, or of both. Along a dimension, the table has as many entries as the other tensors have
             elements.
-        ascending: Whether no entry of a vector is less than the one before. A table on the CPU is looked at when it is bound.
-            Of one on a GPU this is a promise of the caller, which a report names where a result of the check depends on it.
+        ascending: Whether no entry of a vector is less than the one before. A table on the CPU is looked at when it is bound;
+            of one on a GPU this is a promise of the caller, which a report names where a result of the check depends on it.
+        dtype: "int8", "int16" or "int32": the vector holds data of this type, which threads read; None: it holds entries.
 
     Raises:
-        InputError: If these are no names, or for a matrix that ascends.
+        InputError: For other names, another *dtype*, or a matrix with either option.
     """
 
     dims: tuple[str, ...] = attrs.field(converter=_split, validator=_is_of_table)
     ascending: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
+    dtype: DType | None = attrs.field(default=None, kw_only=True, converter=optional_dtype, validator=_is_of_data)
 
     def __attrs_post_init__(self) -> None:
-        vector = not self.ascending or len(self.dims) == 1
-        require(vector, "Table(ascending)", True, "is for a table of one dimension", "leave it out")
+        for name in ("ascending", "dtype") if len(self.dims) > 1 else ():
+            value = getattr(self, name)
+            require(not value, f"Table({name})", value, "is for a table of one dimension", "leave it out")
 
     def __repr__(self) -> str:
-        return f"Table({' '.join(self.dims)!r}{', ascending=True' * self.ascending})"
+        typed = ("", f", dtype={self.dtype}")[self.dtype is not None]
+        return f"Table({' '.join(self.dims)!r}{', ascending=True' * self.ascending}{typed})"

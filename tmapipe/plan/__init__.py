@@ -345,6 +345,7 @@ def make_plan(
         registers=registers,
         queue=layout.queue,
         tables={name: table.dims for name, table in declared.tables.items()},
+        vectors={name: table.dtype for name, table in declared.tables.items() if table.dtype is not None},
         relations=declared.relations,
         overlaps=target.tma,
     )

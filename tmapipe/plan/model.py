@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 
 from tmapipe.base import Along
-from tmapipe.base.arithmetic import Dim
+from tmapipe.base.arithmetic import Dim, DType
 from tmapipe.base.tma_rules import Windows
 from tmapipe.errors import NOTHING, frozen
 from tmapipe.plan import rings
@@ -257,6 +257,7 @@ class Plan:
         registers: How many registers a thread of each warpgroup has after setmaxnreg; empty without setmaxnreg.
         queue: The ring of tiles, if a scheduler hands them out at run time.
         tables: The dimensions of each table, by the table's name.
+        vectors: The type of each table that holds data, by the table's name.
         relations: Dimensions whose extents are fixed or follow from other extents.
         overlaps: Whether the kernel may start before earlier kernels in the stream have ended.
     """
@@ -279,6 +280,7 @@ class Plan:
     registers: Mapping[int, int] = attrs.field(converter=frozen)
     queue: Queue | None = None
     tables: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
+    vectors: Mapping[str, DType] = attrs.field(converter=frozen, default=NOTHING)
     held: tuple[HeldTile, ...] = ()
     relations: tuple[Dim, ...] = ()
     exchanges: tuple[Exchanged, ...] = ()
@@ -325,6 +327,11 @@ class Plan:
         """Arguments that the kernel reaches by their address: tables, and tensors without a descriptor."""
         described = {part.name for part in self.described if not isinstance(part, Load) or part.through is None}
         return (*self.tables, *(part.argument for part in self.transfers if part.name not in described))
+
+    @property
+    def entries(self) -> set[str]:
+        """Tables that hold entries, by which bodies may decide."""
+        return {*self.tables} - {*self.vectors}
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:

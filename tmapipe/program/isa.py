@@ -102,6 +102,10 @@ class TracingFragments(Fragments):
     def received(self, slot: Any, layout: Any, share: Any, shares: int) -> Fragment:
         return Fragment(self, layout, "tile", "fp32", self._record("received", slot, layout, share, shares))
 
+    def load_joined(self, table: str, layout: Any, at: Any, gaps: Any) -> Fragment:
+        data = self._record("load_joined", table, layout, at, gaps, result=table)
+        return Fragment(self, layout, "tile", self.isa.plan.vectors[table].kind, data)
+
     def apply(self, function: Any, fragments: Any, named: Any) -> Any:
         tracer = self.isa.tracer
         rewritten = functools.update_wrapper(tracer.user(function), function)

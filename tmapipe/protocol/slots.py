@@ -21,6 +21,7 @@ from tmapipe.protocol.tile import (
     check_own,
     check_part,
     check_start,
+    joined_layout,
     layout_of,
     move_rows,
     part_start,
@@ -352,7 +353,8 @@ class PartInSlot(Carried):
             layout = self._pitched_layout(name, part, (first, pitch, each), width, lanes)
             return fragments.read_part(self.ref, layout, (0, first), pitch, each)
         if gaps is not None:
-            return fragments.read_joined(self.ref, self._joined_layout(name, part, at, gaps, width), at, gaps)
+            fits, role = len(tile) == 1, self.part.isa.plan.role(self.part.role)
+            return fragments.read_joined(self.ref, joined_layout(name, fits, part, at, gaps, role, width), at, gaps)
         if part is not None or (at is not None and like is not None):
             begin = (0, 0) if at is None else at
             return fragments.read_part(self.ref, *self._part_layout(name, like, part, begin, width))
@@ -416,18 +418,6 @@ class PartInSlot(Carried):
         rule = f"must be where {part[0]} rows begin, {pitch} elements apart, that end inside the tile {tile}"
         require(is_index(first, room + 1), f"{name}(at)", first, rule, "begin earlier, or load more")
         return vectors_of(name, part, self.part.isa.plan.role(self.part.role), *how)
-
-    def _joined_layout(self, name: str, part: Any, at: Any, gaps: Any, width: int) -> ThreadLayout:
-        """How elements are distributed that lie side by side, except for gaps."""
-        pairs = isinstance(gaps, tuple) and all(isinstance(each, tuple) and len(each) == 2 for each in gaps)
-        if not pairs or not all(is_count(length) and type(further) is int for length, further in gaps):
-            rule = "must be pairs: a positive length, and how many elements are skipped after it"
-            raise InputError(f"{name}(gaps)", gaps, rule, "e.g. gaps=((72, 40),)")
-        one = isinstance(part, tuple) and len(part) == len(self.part.buffer.tile) == 1 and is_count(part[0])
-        if not one or not isinstance(at, tuple) or len(at) != 2:
-            rule = "must be one extent and (where element 0 lies, first element that is read), in a tile of one extent"
-            raise InputError(f"{name}(tile, at)", (part, at), rule, "e.g. tile=(1024,), at=(0, 0)")
-        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
 
     def _rows_as_columns(self, name: str, part: Any, pitch: Any, at: Any) -> VectorLayout:
         """How columns that are rows of the tile are distributed over lanes. The rows may begin at any element."""

@@ -15,9 +15,9 @@ from tmapipe.isa import registering
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, combine, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Table
-from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.plan.model import WIDTHS, Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Buffer
-from tmapipe.plan.thread_layout import ThreadLayout
+from tmapipe.plan.thread_layout import ThreadLayout, VectorLayout, vectors_of
 
 # ---- registry --------------------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class BoundTable(Carried):
 
     def __init__(self, k: Any, name: str, table: Table):
         self.isa: Isa = k.isa
-        self.name = name
+        self.name, self.role, self.dtype = name, k.role, table.dtype
 
     def __getitem__(self, i: Any) -> NoReturn:
         raise ScopeError(f"k.{self.name}[...] of a table. Use k.{self.name}.entry(i), for one entry.")
@@ -356,6 +356,7 @@ class BoundTable(Carried):
             InputError: *at* does not have one whole number for each dimension.
         """
         dims = self.isa.plan.tables[self.name]
+        permit(self.dtype is None, f"entry() of {self.name!r}, which holds data. Use k.{self.name}.read(...).")
         if len(at) != len(dims) or not all(map(is_index, at)):
             rule = f"must be the number of an entry along each of {', '.join(dims)}"
             given = at[0] if len(at) == 1 else at
@@ -365,6 +366,39 @@ class BoundTable(Carried):
         place = at[0] if len(at) == 1 else at[0] * counts[1] + at[1]
         entry = self.isa.load_entry(self.name, self.isa.select(inside, place, 0), 0)
         return self.isa.select(inside, entry, -1)
+
+    def read(self, *, tile: Any, at: Any, gaps: Any = (), width: int = 8) -> Fragment:
+        """Data of the table as a fragment of int32, distributed over the role's threads, which load element by element from
+        global memory: no slot, and nothing to wait for. Beyond the table's ends there are zeros.
+
+        Args:
+            tile: How many elements are read, a tuple of one extent.
+            at: A pair: where element 0 lies in the table, and the number of the first element that is read, 0 or more.
+            gaps: Pairs (length, further) of what is skipped, as for ``slot.x.read``; *further* may be negative.
+            width: How many elements that follow one another a thread has at most: 8, 4, 2 or 1.
+
+        Raises:
+            ScopeError: The table holds no data.
+            InputError: The threads cannot share the elements evenly, or an argument has another form.
+        """
+        permit(self.dtype is not None, f"read() of {self.name!r}, which holds entries. Declare Table(dtype=).")
+        layout = joined_layout(f"k.{self.name}.read", True, tile, at, gaps, self.role, width)
+        return self.isa.fragments.load_joined(self.name, layout, at, gaps)
+
+
+def joined_layout(name: str, fits: bool, part: Any, at: Any, gaps: Any, role: RoleWarps, width: int) -> VectorLayout:
+    """How elements are distributed that lie side by side, except for gaps. Raises `InputError` for other arguments than
+    `PartInSlot.read` takes, of a tile that *fits*, as it has one extent."""
+    pairs = isinstance(gaps, tuple) and all(isinstance(each, tuple) and len(each) == 2 for each in gaps)
+    if not pairs or not all(is_count(length) and type(further) is int for length, further in gaps):
+        rule = "must be pairs: a positive length, and how many elements are skipped after it"
+        raise InputError(f"{name}(gaps)", gaps, rule, "e.g. gaps=((72, 40),)")
+    one = isinstance(part, tuple) and len(part) == 1 and is_count(part[0]) and fits
+    if not one or not isinstance(at, tuple) or len(at) != 2 or not all(map(is_index, at)):
+        rule = "must be one extent and (where element 0 lies, first element that is read), in a tile of one extent"
+        raise InputError(f"{name}(tile, at)", (part, at), rule, "e.g. tile=(1024,), at=(0, 0)")
+    require(width in WIDTHS and type(width) is int, f"{name}(width)", width, "must be 8, 4, 2 or 1", "leave it out")
+    return vectors_of(name, part, role, width)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

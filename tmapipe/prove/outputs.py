@@ -251,7 +251,7 @@ def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> 
                 problem, seen = some[i]
                 if shown.apart and clash is None:
                     clash = _clash(bodies, output, problem, seen)
-                if shown.whole and whole is None and not bodies.program.plan.tables:
+                if shown.whole and whole is None and not bodies.program.plan.entries:
                     whole = _left_out_by(bodies, output, problem, seen)
             if clash and (whole or i + 1 >= FEW // 2):
                 break

@@ -348,7 +348,9 @@ WITHOUT_OPERATIONS = frozenset(
                  "picked_of_pairs", "joined_pairs", "beside")
 )  # fmt: skip
 #: Instructions that synchronize nothing: on counters, tables, and among lanes.
-LOCAL = frozenset({"atomic_add", "store_counter", "ballot", "smid", "shuffle", "load_entry", "here"})
+LOCAL = frozenset(
+    {"atomic_add", "store_counter", "ballot", "smid", "shuffle", "load_entry", "here", "fragments.load_joined"}
+)
 #: Parameters of instructions that only data depends on.
 _DATA = {"at", "offsets", "words", "values", "data", "index", "inside", "sums", "before"}
 #: More of these, by instruction: rows that are stored or gathered, what a descriptor shows.

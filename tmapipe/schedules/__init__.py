@@ -42,17 +42,18 @@ from tmapipe.schedules.norms import (
     SoftmaxBackward,
     SoftmaxBackwardRows,
 )
-from tmapipe.schedules.places import CopyPlaces
+from tmapipe.schedules.places import CopyElements, CopyPlaces
 from tmapipe.schedules.rotary import Rotary, RotaryRows, RotaryTiles
 from tmapipe.schedules.splitattention import CombineParts, SplitAttention, WindowAttention
 from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
-    "AddParts", "Attention", "ClusterSplitK", "CombineParts", "Conv", "Copy", "CopyPlaces", "CopyRuns", "CrossEntropy",
-    "CrossEntropyBackward", "CrossEntropyBackwardRows", "CrossEntropyRows", "Cumsum", "CumsumRows", "DequantGemm",
-    "DequantGemv", "Elementwise", "ElementwiseRows", "ElementwiseTiles", "FinishParts", "GatedGemm", "Gemm", "GroupedGemm",
-    "LayerNorm", "LayerNormBackward", "LayerNormRows", "LogSoftmax", "LogSoftmaxBackward", "LogSoftmaxRows",
+    "AddParts", "Attention", "ClusterSplitK", "CombineParts", "Conv", "Copy", "CopyElements", "CopyPlaces", "CopyRuns",
+    "CrossEntropy", "CrossEntropyBackward", "CrossEntropyBackwardRows", "CrossEntropyRows", "Cumsum", "CumsumRows",
+    "DequantGemm", "DequantGemv", "Elementwise", "ElementwiseRows", "ElementwiseTiles", "FinishParts", "GatedGemm", "Gemm",
+    "GroupedGemm", "LayerNorm", "LayerNormBackward", "LayerNormRows", "LogSoftmax", "LogSoftmaxBackward", "LogSoftmaxRows",
     "NormBackwardRows", "PingPong", "Reduce", "ReduceRows", "RmsNorm", "RmsNormBackward", "RmsNormRows", "Rotary",
-    "RotaryRows", "RotaryTiles", "Score", "Softmax", "SoftmaxBackward", "SoftmaxBackwardRows", "SoftmaxRows", "SplitAttention",
-    "SplitK", "StreamK", "SymmetricGemm", "Transpose", "TransposeRows", "TransposeTiles", "WindowAttention",
+    "RotaryRows", "RotaryTiles", "Score", "Softmax", "SoftmaxBackward", "SoftmaxBackwardRows", "SoftmaxRows",
+    "SplitAttention", "SplitK", "StreamK", "SymmetricGemm", "Transpose", "TransposeRows", "TransposeTiles",
+    "WindowAttention",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from tmapipe.plan.model import WARP, WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import check_stages
-from tmapipe.schedules.places import LOOK, TILE, CopyPlaces, places_form, vectors_of
+from tmapipe.schedules.places import LOOK, TILE, CopyPlaces, copy_elements, gaps_of, places_form, reach, vectors_of
 from tmapipe.schedules.rowform import (
     BOX,
     FLIGHT,
@@ -50,11 +50,10 @@ PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = MOST_EXTENT  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
 LARGE, MOST_TILE = 32 << 20, 32 << 10  # bytes from which on bytes count, and of a tile of rows at most
-LITTLE = 16 << 20  # bytes up to which the engine may be slower than threads, which have less to wait for
+LEAST, LITTLE = 1 << 20, 16 << 20  # bytes between which the engine may be slower than threads, which wait for less
 WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too much between them
 MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
 MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
-LOOSE = 8  # times a run's elements that are loaded, at most
 
 
 def merged(x: Any, y: Any) -> tuple[Any, Any]:
@@ -70,9 +69,10 @@ class Copy(Schedule):
     """``y = x``, of any element type, shape and strides; or converted, between bf16, fp16 and fp32.
 
     Dimensions that follow one another in both tensors are joined. A call is one launch, but for tensors of 2^31 elements:
-    the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
-    y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
-    rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
+    the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Other
+    views, and 1 to 4 MB of such rows, are copied to a y without gaps element by element (`CopyElements`), transposed ones
+    slower than by `Transpose`, or in runs that the engine loads and threads store (`CopyRuns`); to a y with gaps, short rows
+    are copied row by row (`CopyPlaces`).
     A first call that copies 4 MB or more on a GPU measures up to four of these `ways`, once; look: how many, at most. Given
     other options than by default, the engine moves what it can.
 
@@ -83,8 +83,7 @@ class Copy(Schedule):
         stages: Slots in flight. With more than one, or None (as many as fit), persistent CTAs stream through them.
         pending: Stores that may still read their slot while the next one is waited for; None: 2, or 0 with one slot.
         ctas: With one slot, CTAs that share a multiprocessor; None: 10, or as many as have room for a tile.
-        l2_hint: Of the loads, as of `TmaLoadStage`. "evict_last" is 1 to 3 % faster for what is several times larger than L2,
-            and leaves less of L2 to what runs next.
+        l2_hint: Of the loads, as of `TmaLoadStage`. "evict_last" is 1 to 3 % faster for what is far larger than L2.
     """
 
     load, store = Role(warps=1), Role(warps=1)
@@ -153,7 +152,7 @@ class Copy(Schedule):
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
         engine = same and x.ndim <= 5 and _by_engine(x, y)
         row, box = x.shape[-1] * x.dtype.itemsize, self._mover(x).x.tile[-1] * WORD if engine else 0
-        threads = self._usual and (x.ndim == 1 or (LOOK <= x.nbytes < LITTLE and row >= PIECE))  # may be faster
+        threads = self._usual and (x.ndim == 1 or LEAST <= x.nbytes < LITTLE)  # may be faster
         if engine and not threads and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
             self._move(x, y)  # by one kernel for all shapes
             return
@@ -179,6 +178,8 @@ class Copy(Schedule):
             self._move(x, y)
         elif kind == "rows":
             self._copy_places(x, y, bytes_)
+        elif kind == "elements":
+            copy_elements(self.__dict__.setdefault("_elements", {}), x, y, bytes_)
         else:
             found, made = runs_of(x, y, bytes_, kind), self.__dict__.setdefault("_runs", {})
             assert found is not None
@@ -366,11 +367,6 @@ def _by_engine(x: Any, y: Any) -> bool:
     return all(strides_of(each)[-1] == 1 for each in (x, y)) and _unit(x, y, ALIGNMENT) == ALIGNMENT
 
 
-def reach(x: Any) -> int:
-    """Elements of memory from a tensor's first one to its last one."""
-    return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
-
-
 def meet(x: Any, y: Any) -> bool:
     """Whether the memory of two tensors, from first to last element, overlaps."""
     apart = address_of(x) - address_of(y)
@@ -378,41 +374,47 @@ def meet(x: Any, y: Any) -> bool:
 
 
 def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
-    """In what ways a tensor is copied, likely the fastest first: (by the engine, by runs, or by rows; bytes of a tile). Each
-    takes another kernel.
+    """In what ways a tensor is copied, likely the fastest first, each by another kernel: (by the engine, runs, rows or
+    elements; bytes of a tile, or that a thread stores at once).
 
-    The model: much is bound by what is loaded. Runs load what lies between them, rows the sectors that they begin and end in.
-    Little is bound by latency, and rows take more instructions. The engine loads boxes, of which rows fill three quarters.
+    The model: much is bound by what is loaded. Runs load what lies between them, elements the sectors that they lie in. Little
+    is bound by latency, and elements wait for no slot. The engine loads boxes, of which rows fill three quarters.
     """
     kernels: dict[Any, tuple[str, int]] = {}
     for kind, bytes_ in _likely(x, y, box):
-        found = None if kind in ("engine", "rows") else runs_of(x, y, bytes_, kind)
+        found = runs_of(x, y, bytes_, kind) if kind in ("runs", "alone") else None
         kernels.setdefault(found[0] if found else (kind, bytes_), (kind, bytes_))
     return [*kernels.values()]
 
 
 def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     size, row = x.dtype.itemsize, x.shape[-1] * x.dtype.itemsize
-    several = x.ndim > 1 or not strides_of(x)[-1] == strides_of(y)[-1] == 1  # rows, perhaps of one element
-    rows = [("rows", TILE), ("rows", MOST_TILE)] if several else []
-    few = rows if row <= MOST_TILE else []  # whose tiles have several rows
+    several, elements = x.ndim > 1 or {*strides_of(x), *strides_of(y)} != {1}, _elements(x, y)  # rows of one, too
+    rows = [("rows", TILE), ("rows", MOST_TILE)][: several * (1 if elements else 2)]
+    few = rows if row <= MOST_TILE and not elements else []  # whose tiles have several rows
     engine = [("engine", 0)] if box else []
     boxed = bool(box) and (x.ndim == 1 or ceil_div(row, box) * box * 3 <= row * 4)
+    first = [*elements, *engine] if x.ndim > 1 and LEAST <= x.nbytes < LOOK else [*engine, *elements]  # if boxed
     if found := runs_of(x, y):
         (_, _, warps), *_ = found[0][4:]
         runs = [("alone", PIECE), ("runs", PIECE)] if warps == 4 else [("runs", PIECE), ("runs", 2 * PIECE)]
         if size == 1:  # threads lack registers for as many bytes
             runs = [(runs[0][0], PIECE // 2), ("runs", PIECE)][:: 1 if x.nbytes < LARGE else -1]
-        if _loaded(*found) > WASTE * (row + SECTOR) / row:
-            if boxed:
-                return [*engine, runs[0], *few]
-            if x.shape[-1] <= BOX and x.nbytes >= LARGE:
-                return [rows[0], runs[0], rows[1], *runs[1:]]
-        return [*engine, *runs] if boxed else [*runs, *few[: size > 1]]  # threads store bytes of rows one by one
-    if boxed:
-        return [*engine, *rows]
-    loose = [("loose", PIECE // 4)] if not box and runs_of(x, y, PIECE // 4, "loose") else []
-    return [*rows, *engine, *loose]
+        vain = _loaded(*found) > WASTE * (row + SECTOR) / row
+        if boxed:
+            return [*first, *(runs[:1] if vain or elements else runs), *(few if vain else [])]
+        if elements:
+            return [*elements, *runs] if x.ndim > 1 and (size > 1 or x.nbytes < LARGE) else [*runs, *elements]
+        if vain and x.shape[-1] <= BOX and x.nbytes >= LARGE:
+            return [rows[0], runs[0], rows[1], *runs[1:]]
+        return [*runs, *few[: size > 1]]  # threads store bytes of rows one by one
+    return [*first, *rows] if boxed else [*elements, *rows, *engine]
+
+
+def _elements(x: Any, y: Any) -> list[tuple[str, int]]:
+    """How threads copy element by element, likely the fastest first; to a y with gaps, or of another type, they do not."""
+    fits = x.dtype == y.dtype and not meet(x, y) and math.prod(x.shape) < MOST_ELEMENTS and gaps_of(x, y) is not None
+    return [("elements", ALIGNMENT), ("elements", ALIGNMENT // 2)][: 1 + (x.dtype.itemsize == WORD)] if fits else []
 
 
 def _loaded(key: tuple[Any, ...], x: Any, y: Any) -> float:
@@ -431,7 +433,7 @@ def runs_of(x: Any, y: Any, bytes_: int = PIECE, kind: str = "runs") -> tuple[tu
     Args:
         x, y: The two.
         bytes_: Of a tile, about.
-        kind: "runs"; "alone": with one tile a CTA; "loose": those too of which seven eighths of what is loaded are gaps.
+        kind: "runs"; "alone": with one tile a CTA.
 
     The model: few of the bytes that are loaded are gaps. What lies between two short runs in the same sectors of DRAM costs
     nothing; a long gap would be loaded with each tile.
@@ -445,8 +447,7 @@ def runs_of(x: Any, y: Any, bytes_: int = PIECE, kind: str = "runs") -> tuple[tu
     while dims and dims[-1][2] == n and len(gaps) < MOST_GAPS:
         further = dims[-1][1] - n - sum(n // length * more for length, more in gaps)
         few = n <= piece and further <= max(n if n * other < LEAST_RUN else n // 8, SECTOR // size)
-        loose = kind == "loose" and n <= piece and dims[-1][1] <= LOOSE * n
-        if further < 0 or not (few or loose or further * 16 <= piece):
+        if further < 0 or not (few or further * 16 <= piece):
             break
         gaps.append((n, further))
         n *= dims.pop()[0]

@@ -8,15 +8,16 @@ import math
 from typing import Any
 
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, ceil_div
+from tmapipe.base.arithmetic import Dim, ceil_div, int8, int16, int32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.tensors import strides_of
+from tmapipe.bind.tensors import in_integers, strides_of
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.kernel import KernelContext
+from tmapipe.parts import Table
 from tmapipe.plan.model import WARP, WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import BOX, FLIGHT, WIDEST, address_of
+from tmapipe.schedules.rowform import BOX, FLIGHT, WIDEST, address_of, seen_as
 from tmapipe.schedules.rows import MULTIPROCESSORS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -29,6 +30,8 @@ THREADS = 2048  # of a multiprocessor
 TILE, LEAST_TILE = 12 << 10, 1 << 10  # bytes of a tile of rows that begin anywhere
 MOST_VALUES = 32  # elements of a thread in such a tile
 EACH, MOST_WARPS = (1, 2, 3), 15  # such tiles of a CTA; warps that share one
+VALUES, WARPS = {1: 16, 2: 16, 4: 8}, 4  # elements of a thread of `CopyElements` by their bytes, and its warps
+SIZES = {1: int8, 2: int16, 4: int32}  # types of elements by their bytes
 FEW_TILES = 2  # such tiles for each multiprocessor, at least, where there are few rows
 
 
@@ -176,3 +179,68 @@ def vectors_of(x: Any, y: Any) -> tuple[int, int]:
     alike = all((one - two) * size % ALIGNMENT == 0 for one, two in zip(places, others, strict=True))
     width = min(ALIGNMENT // size if alike and size == other else per, WIDEST)
     return width, math.gcd(per, y.shape[-1]) * other
+
+
+class CopyElements(Schedule):
+    """``y[n] = x``, of integers, element by element: threads find where each element of y lies in x, and load it straight from
+    global memory. A CTA takes one tile, without slots or barriers. Raises `InputError` for numbers that are not as below.
+
+    Args:
+        gaps: (length, elements that are left out after it), of x, the shortest length first.
+        size: Bytes of an element.
+        vector: Bytes of which y's address and y are whole multiples.
+        tile: (elements that a thread has side by side, how often, warps that share a tile).
+    """
+
+    work = Role(warps=4)
+
+    def __init__(
+        self,
+        gaps: tuple[tuple[int, int], ...] = ((72, 40),),
+        size: int = 4,
+        vector: int = 4,
+        tile: tuple[int, int, int] = (4, 2, 4),
+    ):
+        three = isinstance(tile, tuple) and len(tile) == 3 and all(map(is_count, tile))
+        if type(size) is not int or size not in SIZES or not three or tile[0] not in WIDTHS:
+            rule = "are 1, 2 or 4 bytes, and 1, 2, 4 or 8 elements side by side, how often, and warps"
+            raise InputError("CopyElements(size, tile)", (size, tile), rule, "e.g. 4 and (4, 2, 4)")
+        require(isinstance(gaps, tuple), "CopyElements(gaps)", gaps, "is a tuple of pairs", "e.g. ((72, 40),)")
+        self.gaps, (self.width, often, warps) = gaps, tile
+        self.work, self.x = Role(warps=warps), Table("w", dtype=SIZES[size])
+        many = self.width * often * warps * WARP
+        self.y = ThreadStoreStage("n", tile=(many,), role=self.work, vector=vector, wide=True, dtype=SIZES[size])
+        self.tiles = GridTiles(Grouped(1))
+
+    @work.jit
+    def copy(self, k: KernelContext, tile: Tile) -> None:
+        first = tile.n * self.y.tile[0]
+        k.y.store_from(first, values=k.x.read(tile=self.y.tile, at=(0, first), gaps=self.gaps, width=self.width))
+
+
+def gaps_of(x: Any, y: Any) -> tuple[tuple[int, int], ...] | None:
+    """Where elements of x that follow one another in y have gaps, as `CopyElements` takes them; None if y itself has gaps."""
+    gaps, n = list[tuple[int, int]](), 1
+    for extent, step, out in zip(x.shape[::-1], strides_of(x)[::-1], strides_of(y)[::-1], strict=True):
+        if out != n:
+            return None
+        gaps.append((n, step - n - sum(n // length * more for length, more in gaps)))
+        n *= extent
+    return tuple(pair for pair in gaps if pair[1])
+
+
+def copy_elements(made: dict[Any, CopyElements], x: Any, y: Any, bytes_: int) -> None:
+    """Copies by `CopyElements`, of *made* or a new one, to a y without gaps. bytes_: that a thread stores at once."""
+    size, gaps, n = x.dtype.itemsize, gaps_of(x, y), math.prod(x.shape)
+    x, y = (in_integers(each, size) for each in (x, y))
+    assert gaps is not None
+    width = min(bytes_ // size, WIDEST)
+    key = gaps, size, math.gcd(width * size, n * size, address_of(y)), (width, VALUES[size] // width, WARPS)
+    if key not in made:
+        made[key] = CopyElements(*key)
+    made[key](x=seen_as(x, (reach(x),), (1,)), y=seen_as(y, (n,), (1,)))
+
+
+def reach(x: Any) -> int:
+    """Elements of memory from a tensor's first one to its last one."""
+    return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
