@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tmapipe as tp
+from tests.oracle.ptx_run import judged
 from tests.user_copy import copy_of
 
 TAKEN = {
@@ -57,3 +58,59 @@ def test_an_epilogue_that_returns_too_large_a_number():
     for call in (gemm.check, lambda: gemm(np.ones((8, 64), np.float16), np.ones((8, 64), np.float16))):
         with pytest.raises(tp.errors.ScopeError, match="an int of more than 128 bits"):
             call()
+
+
+def counted_turns(m, n):
+    some = 0
+    for i in range(n):
+        some = m > i
+    return some + (m == 2)
+
+
+def of_one_arm(m, n):
+    some = 0
+    if n > 0:
+        some = m > 1
+    return some + (m == 2)
+
+
+CONDITIONS = {
+    "a sum": lambda m, n: (m > 1) + (n > 0),
+    "a difference": lambda m, n: (m > 1) - (n > 0),
+    "a shift": lambda m, n: (m > 1) << (n > 0),
+    "a sum of three": lambda m, n: any([m == 1, n == 2]) + all([m > 0, n > 0]) + (m == 2),
+    "of their bits": lambda m, n: ((m > 1) | (n > 1)) + ((m > 1) & n) + ((m > 1) ^ (n > 1)),
+    "a choice": lambda m, n: ((n > 1) if m > 2 else m) + (n if m > 1 else n > 1),
+    "a branch": of_one_arm,
+    "a loop": counted_turns,
+}
+
+
+def test_conditions_are_0_and_1():
+    """On the model, in the emitted PTX and in Python."""
+
+    class Counted(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(1, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(4, 32), ring=ring, dtype="int32")
+        y = tp.TmaStoreStage("m n", tile=(4, 32), role=work, dtype="int32")
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def count(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            for i, number in enumerate(CONDITIONS.values()):
+                values = values | ((number(tile.m, tile.n) & 7) << 3 * i)
+            k.y.store(tile, values)
+
+    with judged() as launches:
+        found = Counted()(torch.zeros(16, 96, dtype=torch.int32))
+    assert launches.launches == 1
+    for m, n in np.ndindex(4, 3):
+        wanted = sum((int(number(m, n)) & 7) << 3 * i for i, number in enumerate(CONDITIONS.values()))
+        assert int(found[4 * m, 32 * n]) == wanted, (m, n)
