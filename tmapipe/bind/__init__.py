@@ -254,6 +254,15 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"
         raise InputError(f"{name}.requires_grad", True, rule, f"pass {name}.detach(), or call it under torch.no_grad()")
+    check_tangent(name, tensor)
+
+
+def check_tangent(name: str, tensor: Any) -> None:
+    """Raises `InputError` for a torch tensor with a tangent, of forward-mode differentiation: a kernel would lose it."""
+    forward = sys.modules["torch"].autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None:
+        rule = "has no tangent: kernels have no forward-mode derivatives (jvp, jacfwd), which torch would take as 0"
+        raise InputError(name, "a tensor with a tangent", rule, "use torch.autograd.grad, or torch's own functions")
 
 
 def check_held(name: str, tensor: Any) -> None:

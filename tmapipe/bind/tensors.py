@@ -128,7 +128,7 @@ def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
     None if some argument is no plain torch tensor with its values in memory, or takes part in automatic differentiation.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or torch.autograd.forward_ad._current_level >= 0:  # when tensors may have tangents
         return None
     plain, parameter = torch.Tensor, torch.nn.Parameter
     facts: list[Any] = [len(tensors)]
@@ -209,7 +209,7 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
         element = new_like(like, (1,), fp32)
         try:
             element[...] = float(value)
-        except OverflowError:
+        except (OverflowError, RuntimeError):
             raise InputError(name, value, "is a number that a float can hold", "pass a smaller one") from None
         return element
     check_kind(name, value)
