@@ -162,6 +162,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def checked_eps(owner: object, eps: Any) -> Any:
+    """*eps*, of a norm. Raises `InputError` unless it is a finite number from 0 on."""
+    fits, argument = is_number(eps) and 0 <= eps < float("inf"), f"{type(owner).__name__}(eps)"
+    require(fits, argument, eps, "is a finite number from 0 on", "e.g. 1e-6")
+    return eps
+
+
 def require(holds: object, argument: str, value: object, rule: str, fix: str) -> None:
     """Raises an `InputError` of the other arguments, unless *holds* is true."""
     if not holds:

@@ -11,7 +11,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import LOG2_E, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, is_whole, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ReductionScratch
 from tmapipe.plan.model import WARP
@@ -122,6 +122,13 @@ def flat_targets(target: Any, x: Any) -> Any:
     return np.ascontiguousarray(flat) if isinstance(target, np.ndarray) else flat.contiguous()
 
 
+def _target(owner: object, ignored: Any) -> int:
+    """*ignored*. Raises `InputError` for what no target of 32 bits is equal to."""
+    fits, rule = is_whole(ignored) and -(2**31) <= ignored < 2**31, "is an integer of 32 bits"
+    require(fits, f"{type(owner).__name__}(ignored)", ignored, rule, "e.g. -100")
+    return int(ignored)
+
+
 class CrossEntropyRows(Rows):
     """``lse[m] = log(sum over n of exp(x[m, n])); loss[m] = lse[m] - x[m, target[m]]``, of one form.
 
@@ -136,7 +143,7 @@ class CrossEntropyRows(Rows):
 
     def __init__(self, form: RowForm, ignored: int = -100):
         super().__init__(form)
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     @Rows.work.jit
     def lose(self, k: KernelContext, tile: Tile) -> None:
@@ -173,7 +180,7 @@ class CrossEntropy(RowKernel):
 
     def __init__(self, ignored: int = -100):
         super().__init__()
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     def __call__(self, x: Any, target: Any) -> Any:
         """``loss = lse - x[target]`` with ``lse = log(sum of exp(x))``, in fp32, one of each a row.
@@ -215,7 +222,7 @@ class CrossEntropyBackwardRows(Rows):
 
     def __init__(self, form: RowForm, ignored: int = -100, stored: int = ALIGNMENT):
         super().__init__(form, stored)
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     @Rows.work.jit
     def differentiate(self, k: KernelContext, tile: Tile) -> None:
@@ -238,7 +245,7 @@ class CrossEntropyBackward(RowKernel):
 
     def __init__(self, ignored: int = -100):
         super().__init__()
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     def __call__(self, x: Any, target: Any, lse: Any, dloss: Any, *, out: Any = None) -> Any:
         """``dx = (exp(x - lse) - (column == target)) dloss``.
