@@ -344,3 +344,21 @@ def check_ascending(name: str, table: np.ndarray) -> None:
         i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
         said = f"{table[i + 1]}, after {table[i]}"
         raise InputError(f"{name}[{i + 1}]", said, rule, f"sort {name}, or declare the Table without ascending")
+
+
+def low_words(name: str, table: Any) -> Any:
+    """The same memory as int32: of int64, every second word, the lower one."""
+    check_low(name, table)
+    if table.dtype.itemsize == 4:
+        return table
+    return table.view(np.int32 if isinstance(table, np.ndarray) else sys.modules["torch"].int32)[..., ::2]
+
+
+def check_low(name: str, table: Any) -> None:
+    """Refuses int64 that 32 bits do not hold, of which a kernel reads the lower ones. A GPU's are not waited for."""
+    if table.dtype.itemsize == 8 and (isinstance(table, np.ndarray) or table.device.type == "cpu"):
+        here = np.asarray(table).reshape(-1)
+        wrong = np.flatnonzero(here != here.astype(np.int32))
+        if len(wrong):
+            rule = "holds whole numbers of 32 bits, since a kernel reads the lower bits alone"
+            raise InputError(name, int(here[wrong[0]]), rule, "e.g. -1 for none")

@@ -10,7 +10,7 @@ from tmapipe import math
 from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import LOG2_E, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind import check_kind
+from tmapipe.bind import check_kind, check_low
 from tmapipe.errors import InputError, is_whole, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ReductionScratch
@@ -118,6 +118,7 @@ def flat_targets(target: Any, x: Any) -> Any:
     if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in INTEGERS:
         found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
         raise InputError("target", found, rule, "pass a column for each row")
+    check_low("target", target)
     flat = target.reshape(-1)
     return np.ascontiguousarray(flat) if isinstance(target, np.ndarray) else flat.contiguous()
 
@@ -187,7 +188,8 @@ class CrossEntropy(RowKernel):
 
         Args:
             x: The logits.
-            target: A column for each row, int64 or int32, of x's shape without its last dimension.
+            target: A column for each row, int64 (of which a GPU reads the lower 32 bits) or int32, of x's shape without its
+                last dimension.
 
         Returns:
             (loss, lse).
