@@ -38,6 +38,7 @@ class Calls:
     """The methods of a `Schedule` that call it, prepare calls of it, or export it."""
 
     _callers: tuple[Any, ...] = ()  # what makes calls of kinds that were made before
+    _refresh: Callable[[], None]
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule.
@@ -57,6 +58,7 @@ class Calls:
         Raises:
             InputError: Before anything is launched.
         """
+        self._refresh()
         for call in self._callers:
             result = call(tensors, out, named)
             if result is not None:

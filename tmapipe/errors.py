@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,10 @@ __all__ = [
     "optional", "permit", "require", "shown",
 ]  # fmt: skip
 
+
+#: Held while text becomes a syntax tree, or a tree code: of two threads that do so at once, one may get a `SystemError` of
+#: Python's (3.11).
+SYNTAX = threading.RLock()
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 

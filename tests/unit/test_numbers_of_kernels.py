@@ -13,6 +13,12 @@ TAKEN = {
     "an integer of NumPy": lambda m: m + np.int64(0),
     "the same on the left": lambda m: np.int32(0) + m,
 }
+
+
+def without_end(m):
+    return 1 if m == 0 else without_end(m - 1)
+
+
 REFUSED = {
     "a tensor": (lambda m: torch.tensor(0) + m, "with a Tensor. It takes int"),
     "an array": (lambda m: m + np.ones(3, int), "with a ndarray. It takes int"),
@@ -114,3 +120,8 @@ def test_conditions_are_0_and_1():
     for m, n in np.ndindex(4, 3):
         wanted = sum((int(number(m, n)) & 7) << 3 * i for i, number in enumerate(CONDITIONS.values()))
         assert int(found[4 * m, 32 * n]) == wanted, (m, n)
+
+
+def test_recursion_that_a_number_of_the_kernel_ends():
+    with pytest.raises(tp.errors.ScopeError, match="calls itself without an end that Python knows"):
+        stored_at(without_end).check()

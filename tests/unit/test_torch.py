@@ -470,7 +470,7 @@ def test_wrong_shapes_are_torchs_errors(model):
     assert tt.softmax(torch.zeros(3, 0)).shape == (3, 0)
 
 
-ROWS = {
+OPERATORS = {
     "softmax": lambda x: tt.softmax(x.float(), -1),
     "rms_norm": lambda x: tt.rms_norm(x, x[0]),
     "transpose": tt.transpose,
@@ -482,15 +482,15 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_tangents_are_refused(model, name):
     """A kernel would lose them, and torch take them as 0."""
     x = half(16, 64)
     with torch.autograd.forward_ad.dual_level():
-        ROWS[name](x)  # has none
+        OPERATORS[name](x)  # has none
         dual = torch.autograd.forward_ad.make_dual(x, x)
-        refused(ROWS[name], dual, argument=f"tmapipe.torch.{name}(", rule="has no tangent")
-    refused(torch.func.jvp, ROWS[name], (x,), (x,), argument=f"tmapipe.torch.{name}(", rule="has no tangent")
+        refused(OPERATORS[name], dual, argument=f"tmapipe.torch.{name}(", rule="has no tangent")
+    refused(torch.func.jvp, OPERATORS[name], (x,), (x,), argument=f"tmapipe.torch.{name}(", rule="has no tangent")
 
 
 def test_tangents_of_a_schedule_are_refused():
