@@ -58,12 +58,17 @@ class Calls:
         Raises:
             InputError: Before anything is launched.
         """
+        found = self._known(tensors, out, named)
+        return called(_schedule(self), tensors, named, out) if found is None else found
+
+    def _known(self, tensors: Tensors, out: Any, named: dict[str, Any]) -> Any:
+        """The result of a call of a kind that was made before; None for another one."""
         self._refresh()
         for call in self._callers:
-            result = call(tensors, out, named)
-            if result is not None:
-                return result
-        return called(_schedule(self), tensors, named, out)
+            found = call(tensors, out, named)
+            if found is not None:
+                return found
+        return None
 
     def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
         """A call with these tensors, to be made many times: everything is checked here, once.

@@ -378,6 +378,17 @@ def test_kernels_are_kept_as_long_as_their_values(name, monkeypatch):
     assert (schedule(x) == 192).all() and "_callers" not in vars(schedule)
 
 
+def test_kernels_of_an_epilogue_are_kept_as_long_as_its_values():
+    """A ready-made schedule has a call of its own."""
+    factor = 2.0
+    gemm = S.Gemm((64, 64, 64), epilogue=lambda acc: acc * factor)
+    assert (gemm(X, X) == 128).all()
+    vars(gemm)["_callers"] = (lambda *call: "kept",)
+    assert gemm(X, X) == "kept"
+    factor = 3.0
+    assert (gemm(X, X) == 192).all()
+
+
 def test_clusters_are_assigned_not_changed():
     """The attribute that all schedules have is one object."""
     schedule = copy_of(lambda k, tile: None)

@@ -401,19 +401,22 @@ class Reads:
         users = [each for each in functions if not each.__globals__.get("__name__", "").startswith("tmapipe.")]
         self.functions = users[-MOST:]
         self.attributes = frozenset[str]().union(*(_globals_of(each.__code__)[1] for each in self.functions))
-        self.entries: list[tuple[Callable[[], Sequence[Any]], Sequence[Any]]] = []
+        self.entries: list[tuple[Callable[[], Iterable[Any]], Sequence[Any]]] = []
         self.kept: dict[int, Any] = {}  # values that were followed
         for each in self.functions:
             cells, values = each.__closure__ or (), each.__globals__
-            names = [name for name in _globals_of(each.__code__)[0] if name in values]
-            self._follow(each.__defaults__ or (), 3)
-            if cells or names:
-                self._add(functools.partial(_contents, cells, values, names), 3)
+            named = [name for name in _globals_of(each.__code__)[0] if name in values]
+            names = [name for name in named if not _constant(values[name])]
+            self._follow([*(each.__defaults__ or ()), *map(values.get, named)], 3)
+            if cells:
+                self._add(functools.partial(map, _content, cells), 3)
+            if names:
+                self._add(functools.partial(operator.itemgetter(*names, names[0]), values), 3)
         self._follow([schedule], 4)
 
-    def _add(self, read: Callable[[], Sequence[Any]], deep: int) -> None:
+    def _add(self, read: Callable[[], Iterable[Any]], deep: int) -> None:
         try:
-            values = read()
+            values = tuple(read())
         except ValueError:  # a cell without a value
             return
         self.entries.append((read, values))
@@ -428,10 +431,10 @@ class Reads:
                 for read in self._inside(x, type(x)):
                     self._add(read, deep - 1)
 
-    def _inside(self, x: Any, kind: type) -> Iterator[Callable[[], Sequence[Any]]]:
+    def _inside(self, x: Any, kind: type) -> Iterator[Callable[[], Iterable[Any]]]:
         """What reads that which can be changed in a value: attributes that the functions name, items."""
         if kind in (list, set, collections.deque):
-            yield functools.partial(list, x)
+            yield lambda: x
         elif kind is dict:
             yield lambda: [*x, *x.values()]
         elif kind is np.ndarray and not x.dtype.hasobject:
@@ -440,19 +443,25 @@ class Reads:
             if is_users_file(getattr(x, "__file__", None) or tmapipe.__file__):
                 yield from self._named(vars(x))
         elif _of_user(kind):
-            for each in (*([x] if hasattr(x, "__dict__") else ()), *filter(_of_user, kind.__mro__)):
-                yield from self._named(vars(each), dir(kind))
+            own = vars(x) if hasattr(x, "__dict__") else {}
+            if hasattr(kind, "declared"):  # a schedule, which sees itself what is assigned to
+                self._follow(map(own.get, self.attributes.intersection(own)), 3)
+            else:
+                yield from self._named(own, dir(kind))
+            for each in filter(_of_user, kind.__mro__):
+                yield from self._named(vars(each))
 
-    def _named(self, values: Mapping[str, Any], more: Sequence[str] = ()) -> Iterator[Callable[[], Sequence[Any]]]:
-        names = [*self.attributes.intersection({*values, *more})]
+    def _named(self, values: Mapping[str, Any], more: Sequence[str] = ()) -> Iterator[Callable[[], Iterable[Any]]]:
+        known = {name: values.get(name) for name in self.attributes.intersection({*values, *more})}
+        names = [name for name, value in known.items() if not _constant(value)]
         if names:
-            yield lambda: [*map(values.get, names)]
+            yield functools.partial(map, values.get, names)
 
     def changed(self) -> bool:
         """Whether something has another value now."""
         try:
             for read, before in self.entries:
-                now = read()
+                now = tuple(read())  # by C alone, since each call asks
                 if (len(now) != len(before) or not all(map(operator.is_, now, before))) and not alike(now, before):
                     return True
         except Exception:  # any: what has no values any more has changed
@@ -463,8 +472,10 @@ class Reads:
 _content = operator.attrgetter("cell_contents")
 
 
-def _contents(cells: Sequence[Any], values: Mapping[str, Any], names: Sequence[str]) -> Sequence[Any]:
-    return *map(_content, cells), *map(values.__getitem__, names)
+def _constant(value: Any) -> bool:
+    """Whether names of such values are taken to keep them: modules, functions, classes, parts of schedules."""
+    own = type(value).__module__.startswith("tmapipe.")
+    return own or isinstance(value, (types.ModuleType, types.FunctionType, type, property, staticmethod, classmethod))
 
 
 def _of_user(kind: type) -> bool:
