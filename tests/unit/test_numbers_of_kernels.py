@@ -24,6 +24,7 @@ REFUSED = {
     "an array": (lambda m: m + np.ones(3, int), "with a ndarray. It takes int"),
     "a string": (lambda m: m + "a", "with a str. It takes int"),
     "an exponent": (lambda m: 2**m, "write 1 << number"),
+    "a power modulo": (lambda m: pow(m, 2, 3), "pow() with three arguments"),
     "a power that is no int": (lambda m: m**0.5, "to the power of 0.5"),
     "a shift to the other side": (lambda m: m >> -1, "a shift of `tile.m` by -1"),
     "too far a shift": (lambda m: m << 40, "by 40"),
@@ -125,3 +126,32 @@ def test_conditions_are_0_and_1():
 def test_recursion_that_a_number_of_the_kernel_ends():
     with pytest.raises(tp.errors.ScopeError, match="calls itself without an end that Python knows"):
         stored_at(without_end).check()
+
+
+def test_conditions_are_places():
+    """A condition as an index is 0 or 1; NumPy's arrays would take it for a mask."""
+
+    class Chosen(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(1, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(4, 32), ring=ring, dtype="int32")
+        v = tp.TmaLoadStage("i", tile=(4,), ring=ring, dtype="int32")
+        t = tp.Table("r")
+        y = tp.TmaStoreStage("m n", tile=(4, 32), role=work, dtype="int32")
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+                slot.v.load(i=0)
+
+        @work.jit
+        def choose(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read() + slot.v.read(at=tile.m > 0)
+            k.y.store(tile, values + 10 * k.t.entry(tile.n > 0))
+
+    x, v, t = (torch.tensor(each, dtype=torch.int32) for each in ([0], [5, 6, 7, 8], [3, 4, 1, 1]))
+    with judged() as launches:
+        found = Chosen()(x.expand(8, 64).contiguous(), v, t)[::4, ::32]
+    assert launches.launches == 1 and found.tolist() == [[35, 45], [36, 46]]

@@ -176,6 +176,7 @@ class SlotAccesses(Fragments):
 
     def _inside(self, slot: SlotRef, places: Any) -> Any:
         """These places in a slot, counted row by row."""
+        places = places + 0  # a condition is 0 or 1, and no mask of NumPy's
         least, most = int(np.min(places)), int(np.max(places))
         fits = least >= 0 and most < math.prod(slot.buffer.tile)
         self.isa.inside(fits, slot.buffer, f"element {least}" if least == most else f"elements {least} to {most}")

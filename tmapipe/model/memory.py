@@ -282,7 +282,7 @@ def _read_peer(memory: Memory, agent: int, op: ops.PeerRead, facts: None) -> Non
 
 @performs(ops.TableLoad)
 def _look_up(memory: Memory, agent: int, op: ops.TableLoad, facts: None) -> None:
-    memory.results[agent] = memory.tensors[op.table].reshape(-1)[list(op.entries)]
+    memory.results[agent] = memory.tensors[op.table].reshape(-1)[[*map(int, op.entries)]]
 
 
 @performs(ops.SlotWrite)
