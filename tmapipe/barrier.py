@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import IS_BOOL, InputError, ScopeError, is_count, is_small, must, optional, require, shown
+from tmapipe.errors import IS_BOOL, SYNTAX, InputError, ScopeError, is_count, is_small, must, optional, require, shown
 
 # ---- role ------------------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,8 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
         raise ScopeError(f"{where}: `{word}` in the body of a role, which runs from its beginning to its end.")
     try:
         source, first = inspect.getsourcelines(body)
-        parsed = ast.parse(textwrap.dedent("".join(source))).body[0]
+        with SYNTAX:
+            parsed = ast.parse(textwrap.dedent("".join(source))).body[0]
     except (OSError, TypeError, SyntaxError):  # no source, or the source of the statement that contains a lambda
         return
     for node in _own_nodes(parsed):

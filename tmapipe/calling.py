@@ -38,6 +38,7 @@ class Calls:
     """The methods of a `Schedule` that call it, prepare calls of it, or export it."""
 
     _callers: tuple[Any, ...] = ()  # what makes calls of kinds that were made before
+    _refresh: Callable[[], None]
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule.
@@ -57,11 +58,17 @@ class Calls:
         Raises:
             InputError: Before anything is launched.
         """
+        found = self._known(tensors, out, named)
+        return called(_schedule(self), tensors, named, out) if found is None else found
+
+    def _known(self, tensors: Tensors, out: Any, named: dict[str, Any]) -> Any:
+        """The result of a call of a kind that was made before; None for another one."""
+        self._refresh()
         for call in self._callers:
-            result = call(tensors, out, named)
-            if result is not None:
-                return result
-        return called(_schedule(self), tensors, named, out)
+            found = call(tensors, out, named)
+            if found is not None:
+                return found
+        return None
 
     def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
         """A call with these tensors, to be made many times: everything is checked here, once.

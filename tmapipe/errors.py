@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,10 @@ __all__ = [
     "optional", "permit", "require", "shown",
 ]  # fmt: skip
 
+
+#: Held while text becomes a syntax tree, or a tree code: of two threads that do so at once, one may get a `SystemError` of
+#: Python's (3.11).
+SYNTAX = threading.RLock()
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
@@ -160,6 +165,13 @@ def is_small(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether *value* is an int or a float; a bool is neither here."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def checked_eps(owner: object, eps: Any) -> Any:
+    """*eps*, of a norm. Raises `InputError` unless it is a finite number from 0 on."""
+    fits, argument = is_number(eps) and 0 <= eps < float("inf"), f"{type(owner).__name__}(eps)"
+    require(fits, argument, eps, "is a finite number from 0 on", "e.g. 1e-6")
+    return eps
 
 
 def require(holds: object, argument: str, value: object, rule: str, fix: str) -> None:

@@ -5,6 +5,8 @@ Results are fp32, but of integers where it says so. The CPU backend computes in 
 (docs/internals/arithmetic.md). The GPU backend uses the special-function unit: ``ex2.approx``, ``lg2.approx``,
 ``rsqrt.approx``, ``sqrt.approx`` and ``rcp.approx`` have relative errors of some 2^-22 (`exp` of large numbers more:
 |x| * 2^-24; `log` near 1 an absolute one), and ``tanh.approx`` of 2^-11 (PTX ISA), which is below the rounding of bf16.
+In both backends `exp`, `exp2`, `log`, `log2`, `sqrt`, `rsqrt` and `sigmoid` take subnormal numbers (below 2^-126) for zeros,
+and give zeros in their place: `log` of 1e-40 is minus infinity.
 """
 
 from __future__ import annotations

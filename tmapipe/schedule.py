@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ON_THE_HOST = ("checked",)  # attributes on which no plan and no kernel depends
 # Attributes in which a schedule keeps what it has derived from the others.
-_MADE = ("_declared", "_plans", "_compiled", "_launchers", "_callers", "_again", "_partly")
+_MADE = ("_declared", "_plans", "_compiled", "_launchers", "_callers", "_again", "_partly", "_reads")
 
 
 class Schedule(Calls):
@@ -54,7 +54,9 @@ class Schedule(Calls):
 
     Parts are attributes, of a class or of an instance, and have the attributes' names. A subclass or an instance replaces a
     part by assigning another one to its name, and removes it by assigning None. When an attribute is assigned to, plans and
-    kernels are made anew. Two schedules are equal if their types, declarations and attributes are equal.
+    kernels are made anew. So they are by the next call after something has changed that bodies refer to: a captured number,
+    a global, an item of a dictionary, an attribute of an object. Two schedules are equal if their types, declarations and
+    attributes are equal.
 
     Attributes:
         cluster: How many CTAs a cluster has along dimensions of the output's tile grid, the first varying fastest:
@@ -70,7 +72,7 @@ class Schedule(Calls):
         optional_roles: Roles by name that only some instances have. The body of a role that an instance lacks is left out.
     """
 
-    cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
+    cluster: Mapping[str, int] = MappingProxyType({})
     tiles: TileOrder = PersistentTiles()
     arch = "sm_90a"
     checked = True
@@ -104,6 +106,12 @@ class Schedule(Calls):
         if name not in _ON_THE_HOST:
             for made in _MADE:
                 self.__dict__.pop(made, None)
+
+    def _refresh(self) -> None:
+        """Drops the same if what bodies refer to has changed: a captured value, a global, an item of a dictionary."""
+        reads = self.__dict__.get("_reads")
+        if reads is not None and reads.changed():
+            self._forget("_reads")
 
     def __eq__(self, other: object) -> bool:
         """Whether both have one type, the same declarations and the same attributes but for `checked`: then their kernels are
@@ -304,6 +312,7 @@ class Schedule(Calls):
     def bind(self, *tensors: Any, out: Any = None, **named: Any) -> Bound:
         """The tensors of a call by stage. The arguments are those of `__call__`. Nothing runs. Raises `InputError`
         for tensors that a call would refuse."""
+        self._refresh()
         tensors, named = as_declared(self, tensors, named)
         bound = tensors_.bind(self, tensors, named, out)
         check_rows(self.declared, self.axes, bound.shapes)

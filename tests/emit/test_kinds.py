@@ -3,8 +3,10 @@
 import itertools
 
 import pytest
+import torch
 
 import tmapipe as tp
+from tests.oracle.ptx_run import judged
 from tests.sweeps import ALL
 
 TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32", "int64")
@@ -55,3 +57,32 @@ def test_compiles(source, target):
 def test_fp32_is_not_written_to_integers(source, target):
     with pytest.raises(tp.InputError, match=r"tp\.math\.cast"):
         forms(source, target, (16, 64)).compile(arch="sm_90a")
+
+
+def test_integers_and_conditions_as_floats_of_8_bits():
+    """By way of fp32: LLVM has no such conversion."""
+
+    class Narrowed(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(1, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(1, 64), ring=ring, dtype="int32")
+        y = tp.TmaStoreStage("m n", tile=(1, 64), role=work, dtype="fp8_e4m3")
+        positive = tp.TmaStoreStage("m n", tile=(1, 64), role=work, dtype="fp8_e5m2")
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def narrow(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            k.y.store(tile, values)
+            k.positive.store(tile, values > 0)
+
+    x = (torch.arange(64, dtype=torch.int32)[None] - 32) * 17
+    with judged() as launches:
+        y, positive = Narrowed()(x)
+    assert launches.launches == 1 and torch.equal(positive.float(), (x > 0).float())
+    assert torch.equal(y.float(), x.float().clamp(-448, 448).to(torch.float8_e4m3fn).float())

@@ -7,6 +7,7 @@ import torch
 
 import tmapipe as tp
 from tests.sweeps import ALL, sample
+from tests.unit.errors import refused
 from tmapipe.schedules import Attention, Score, SplitAttention, WindowAttention
 
 
@@ -437,3 +438,13 @@ def test_a_function_of_scores_gives_a_score_each(function, capsys):
         tp.errors.ScopeError, match=r"function of scores returned .*, not a score for each query and key"
     ):
         Attention((64, 64), score=function)(q, q, q)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32], ids=str)
+def test_masks_of_integers_are_refused(dtype):
+    """They may be meant to be added, as floats are, or to hide keys, as those of bool do."""
+    q = torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16)
+    mask = torch.zeros(64, dtype=dtype)
+    for kind in (Attention, SplitAttention):
+        attention = kind(64, score=Score(mask="s"))
+        refused(attention, q, q, q, mask, argument="mask.dtype", rule="is bool, or floats")

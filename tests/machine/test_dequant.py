@@ -218,6 +218,9 @@ def test_what_is_refused():
     bias = tp.epilogue.Epilogue(lambda acc, scale: acc + scale, operands={"scale": tp.epilogue.PerColumn()})
     refused(DequantGemm, "int8", epilogue=bias, argument="scale", rule="has already")
     refused(DequantGemm.pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")
+    for wrong in (np.full((4, 32), -9), np.full((4, 32), 16), np.full((4, 32), 1.5), np.arange(-1, 31).reshape(1, 32)):
+        for values in (wrong, torch.from_numpy(wrong)):
+            refused(DequantGemm.pack_int4, values, argument="pack_int4(values)", rule="-8 to 7, or from 0 to 15")
 
 
 def test_sums_of_the_output():

@@ -79,8 +79,10 @@ def _divided(a: Any, b: Any) -> Any:
     """Towards zero; all bits set for a divisor of 0."""
     if a.dtype.kind == "u":
         return np.where(b == 0, ~a.dtype.type(0), a // np.where(b == 0, 1, b).astype(a.dtype))
-    sign = np.where((a < 0) == (b < 0), 1, -1).astype(a.dtype)
-    return np.where(b == 0, a.dtype.type(-1), np.abs(a) // np.abs(np.where(b == 0, 1, b)).astype(a.dtype) * sign)
+    left, right = np.asarray(a, np.int64), np.asarray(b, np.int64)  # -2^31 has no absolute value of 32 bits
+    sign = np.where((left < 0) == (right < 0), 1, -1)
+    found = np.abs(left) // np.abs(np.where(right == 0, 1, right)) * sign
+    return np.where(right == 0, -1, found).astype(a.dtype)
 
 
 def _wide(a: Any) -> Any:

@@ -366,3 +366,15 @@ def test_rows_of_one_element_have_any_stride():
     a, b = half(16, 64)[:, ::64], half(24, 64)[:, ::64]
     assert a.stride() == (64, 64) and S.Gemm().bind(a, b).shapes["a"] == (1, 16, 1)
     refused(bound, S.Gemm(), half(16, 64)[:, ::32], half(24, 64)[:, ::32], argument="a.stride", rule="contiguous")
+
+
+def test_numbers_beyond_32_bits_are_refused():
+    """Of int64 a kernel reads the lower word: 2^32 + 3 would be 3."""
+    tokens, weights = np.zeros((16, 64), np.float16), np.zeros((2, 64, 64), np.float16)
+    grouped = tp.schedules.GroupedGemm((64, 64, 64))
+    for beyond in (2**32 + 3, -(2**31) - 1, 2**31):
+        ends = np.array([beyond, 16])
+        refused(grouped, tokens, weights, ends, argument="offsets", rule="32 bits", value=beyond)
+        target = torch.tensor([0, beyond])
+        refused(tp.schedules.CrossEntropy(), torch.zeros(2, 8), target, argument="target", rule="32 bits", value=beyond)
+    assert grouped(tokens, weights, np.array([4, 16])).shape == (16, 64)

@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tmapipe as tp
 from tests.unit.errors import refused
+from tests.user_copy import copy_of
 from tmapipe import testing, tuning
 from tmapipe.base import disk
 from tmapipe.tuning import compiling as cache
@@ -328,3 +331,86 @@ def test_the_cache_without_a_home_is_the_user_s_own(monkeypatch, tmp_path, home)
     (tmp_path / "elsewhere").chmod(0o700)
     folder.symlink_to(tmp_path / "elsewhere")
     assert cache.load_entry(problem, "GPU") is None
+
+
+class Options:
+    factor = 2.0
+
+
+CHANGES = {
+    "a captured number": lambda k: k.again(3.0),
+    "a global": lambda k: globals().__setitem__("FACTOR", 3.0),
+    "an item": lambda k: k.items.__setitem__("factor", 3.0),
+    "an item of a list": lambda k: k.items["deep"].__setitem__(0, 3.0),
+    "an attribute of an object": lambda k: setattr(k.options, "factor", 3.0),
+    "an attribute of a class": lambda k: setattr(Options, "factor", 3.0),
+    "an attribute of the schedule's class": lambda k: setattr(k.kind, "own", 3.0),
+    "an element of an array": lambda k: k.array.__setitem__(0, 3.0),
+}
+FACTOR = 2.0
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_kernels_are_kept_as_long_as_their_values(name, monkeypatch):
+    """What a launch has kept is used as long as all values that bodies refer to are what they were."""
+    captured, items, options, array = 2.0, {"factor": 2.0, "deep": [2.0]}, Options(), np.array([2.0])
+
+    def again(number):
+        nonlocal captured
+        captured = number
+
+    def body(k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        values = values * captured * FACTOR * items["factor"] * items["deep"][0] * options.factor * float(array[0])
+        k.y.store(tile, values * type(schedule).own)
+
+    monkeypatch.setattr(Options, "factor", 2.0)
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    schedule = copy_of(body)
+    type(schedule).own = 2.0
+    x = np.ones((8, 64), np.float32)
+    assert (schedule(x) == 128).all()
+    vars(schedule)["_callers"] = (lambda *call: "kept",)
+    again(float("2"))  # another object, the same number
+    assert schedule(x) == "kept"
+    CHANGES[name](SimpleNamespace(again=again, items=items, options=options, array=array, kind=type(schedule)))
+    assert (schedule(x) == 192).all() and "_callers" not in vars(schedule)
+
+
+def test_kernels_of_an_epilogue_are_kept_as_long_as_its_values():
+    """A ready-made schedule has a call of its own."""
+    factor = 2.0
+    gemm = S.Gemm((64, 64, 64), epilogue=lambda acc: acc * factor)
+    assert (gemm(X, X) == 128).all()
+    vars(gemm)["_callers"] = (lambda *call: "kept",)
+    assert gemm(X, X) == "kept"
+    factor = 3.0
+    assert (gemm(X, X) == 192).all()
+
+
+def test_clusters_are_assigned_not_changed():
+    """The attribute that all schedules have is one object."""
+    schedule = copy_of(lambda k, tile: None)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        schedule.cluster["m"] = 2
+    assert not schedule.cluster
+    schedule.cluster = {"m": 2}
+    assert schedule.cluster == {"m": 2} and not tp.Schedule.cluster
+
+
+def test_threads_trace_at_once():
+    """Python 3.11 makes one syntax tree at a time."""
+    found = {}
+
+    def work(i):
+        gemm = tp.schedules.Gemm((64, 64, 64), epilogue=lambda acc: acc * i)
+        a = np.full((8, 64), 1, np.float16)
+        found[i] = gemm(a, a)[0, 0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == {i: 64 * i for i in range(8)}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
@@ -54,6 +55,14 @@ def test_tensors_refused(argument, value):
     gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(lambda acc, c, bias, alpha: acc, operands=kinds))
     given = {"c": np.zeros((64, 128), np.float16), "bias": np.zeros(128, np.float16), "alpha": 1.0}
     refused(gemm, A, B, argument=argument, rule="", **(given | {argument.partition(".")[0]: value}))
+
+
+def test_numbers_that_fp32_does_not_hold():
+    gemm = S.Gemm((64, 64, 64), epilogue=E.Epilogue(lambda acc, alpha: acc * alpha, operands={"alpha": E.Scalar()}))
+    for value in (1e300, -1e39):
+        refused(
+            gemm, *[torch.ones(8, 64).half()] * 2, alpha=value, argument="alpha", rule="a float can hold", value=value
+        )
 
 
 @pytest.mark.parametrize("kind,tile", [(S.Gemm, (128, 128, 64)), (S.Gemm, (64, 72, 64)), (S.PingPong, (128, 128, 64))])

@@ -29,6 +29,7 @@ CASES = {
     "a number a column": ([(3, 11, 104), (104,)], (FP32, BF16)),
     "a number": ([(40, 104), ()], (FP32, BF16)),
     "an outer sum": ([(40, 1), (104,)], (FP32, FP32)),
+    "an outer sum, odd": ([(5, 1), (7,)], (FP32, BF16)),
     "a number an image": ([(4, 6, 5, 24), (4, 6, 1, 1)], (BF16, BF16)),
     "a number an image of rows": ([(4, 5, 24), (1, 5, 24), (4, 1, 1)], (BF16, FP16, BF16)),
     "rows repeated": ([(4, 5, 104), (4, 1, 104)], (BF16, BF16)),

@@ -415,3 +415,16 @@ def test_tiles_of_rows_as_they_lie_begin_at_16_bytes(length, size):
     """Also where there is a single row, whose address says nothing of the next row's."""
     forms = [form for form in row_forms(length, size) if form.packed]
     assert forms and all(form.rows * length * size % 16 == 0 for form in forms)
+
+
+@pytest.mark.parametrize("eps", [-1e-6, float("nan"), float("inf"), "1e-6", None, True])
+def test_eps_of_norms(eps):
+    for kind in (RmsNorm, LayerNorm, tp.schedules.RmsNormBackward, tp.schedules.LayerNormBackward):
+        refused(kind, eps=eps, argument=f"{kind.__name__}(eps)", rule="finite number from 0 on")
+
+
+@pytest.mark.parametrize("ignored", [2**31, -1.5, None, True])
+def test_ignored_targets_are_targets(ignored):
+    """A number that no target can equal would ignore none."""
+    for kind in (tp.schedules.CrossEntropy, tp.schedules.CrossEntropyBackward):
+        refused(kind, ignored=ignored, argument=f"{kind.__name__}(ignored)", rule="integer of 32 bits")

@@ -468,3 +468,55 @@ def test_wrong_shapes_are_torchs_errors(model):
         tt.linear(half(8, 64), half(16, 32))
     assert tt.linear(half(0, 64), half(16, 64)).shape == (0, 16)
     assert tt.softmax(torch.zeros(3, 0)).shape == (3, 0)
+
+
+OPERATORS = {
+    "softmax": lambda x: tt.softmax(x.float(), -1),
+    "rms_norm": lambda x: tt.rms_norm(x, x[0]),
+    "transpose": tt.transpose,
+    "cross_entropy": lambda x: tt.cross_entropy(x.float(), torch.zeros(len(x), dtype=torch.int64)),
+    "linear": lambda x: tt.linear(x, x),
+    "gemm": lambda x: tt.gemm(x, x),
+    "matmul": lambda x: tt.matmul(x, x.mT),
+    "scaled_dot_product_attention": lambda x: tt.scaled_dot_product_attention(*[x[None, None]] * 3),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tangents_are_refused(model, name):
+    """A kernel would lose them, and torch take them as 0."""
+    x = half(16, 64)
+    with torch.autograd.forward_ad.dual_level():
+        OPERATORS[name](x)  # has none
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        refused(OPERATORS[name], dual, argument=f"tmapipe.torch.{name}(", rule="has no tangent")
+    refused(torch.func.jvp, OPERATORS[name], (x,), (x,), argument=f"tmapipe.torch.{name}(", rule="has no tangent")
+
+
+def test_tangents_of_a_schedule_are_refused():
+    x = torch.randn(8, 64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        for schedule in (S.Elementwise(tp.math.relu), S.Softmax()):
+            refused(schedule, dual, argument="x", rule="has no tangent")
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
+def test_results_with_gradients_are_changed_in_place(model, batch):
+    x, weight = half(*batch, 16, 64).requires_grad_(), half(16, 64)
+    for run in (lambda x: tt.linear(x, weight), lambda x: tt.rms_norm(x, weight[0])):
+        run(x).relu_().sum().backward()
+        found, x.grad = x.grad, None
+        run(x).relu().sum().backward()
+        assert torch.equal(found, x.grad)
+        x.grad = None
+
+
+def test_out_dtype_that_is_no_type(model):
+    a, scale = torch.zeros(16, 32).to(torch.float8_e4m3fn), torch.ones(1)
+    given = {
+        "out_dtype": torch.zeros(2).numpy(),
+        "argument": "tmapipe.torch.scaled_mm(out_dtype)",
+        "rule": "is bfloat16",
+    }
+    refused(tt.scaled_mm, a, a, scale, scale, **given)

@@ -254,6 +254,19 @@ def _in_float64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return rounded
 
 
+def _without_subnormals(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """*function* as instructions with ``.ftz`` compute it: fp32 below 2^-126, given or found, is a zero of its sign."""
+
+    def flushed(x: Any) -> Any:
+        return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)[()]
+
+    @functools.wraps(function)
+    def computed(x: Any) -> Any:
+        return flushed(function(flushed(x))) if np.asarray(x).dtype == np.float32 else function(x)
+
+    return computed
+
+
 def _horner(coefficients: list[float], x: Any) -> Any:
     total = coefficients[0] * x + coefficients[1]
     for each in coefficients[2:]:
@@ -274,12 +287,14 @@ def _natural(x: Any) -> tuple[Any, Any]:
     return _power(n, (x - n * _LN2_HIGH) - n * _LN2_LOW)
 
 
+@_without_subnormals
 @_in_float64
 def exp(x: Any) -> Any:
     """e^x: 2^n e^r, by the Taylor series of e^r."""
     return np.where(x > 709, np.inf, np.where(x < -709, 0, np.add(*_natural(x))))
 
 
+@_without_subnormals
 @_in_float64
 def exp2(x: Any) -> Any:
     """2^x: 2^n e^r, by the Taylor series of e^r."""
@@ -296,6 +311,7 @@ def tanh(x: Any) -> Any:
     return np.copysign(-less / (less + 2), x)
 
 
+@_without_subnormals
 @_in_float64
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e^-x); of negative x, e^x / (1 + e^x)."""
@@ -317,6 +333,7 @@ def _of_positive(x: Any, otherwise: Any) -> Any:
     return np.where(x == 0, -np.inf, np.where(x < 0, np.nan, np.where(np.isinf(x), x, otherwise)))
 
 
+@_without_subnormals
 @_in_float64
 def log(x: Any) -> Any:
     """n ln(2) + log(m)."""
@@ -324,11 +341,24 @@ def log(x: Any) -> Any:
     return _of_positive(x, n * _LN2_HIGH + (n * _LN2_LOW + rest))
 
 
+@_without_subnormals
 @_in_float64
 def log2(x: Any) -> Any:
     """n + log(m) / ln(2)."""
     n, rest = _halves(x)
     return _of_positive(x, n + rest * LOG2_E)
+
+
+@_without_subnormals
+def sqrt(x: Any) -> Any:
+    """Of IEEE 754."""
+    return np.sqrt(x)
+
+
+@_without_subnormals
+def rsqrt(x: Any) -> Any:
+    """1 / sqrt(x), each of IEEE 754."""
+    return 1 / np.sqrt(x)
 
 
 @_in_float64

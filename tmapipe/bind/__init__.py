@@ -254,6 +254,15 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"
         raise InputError(f"{name}.requires_grad", True, rule, f"pass {name}.detach(), or call it under torch.no_grad()")
+    check_tangent(name, tensor)
+
+
+def check_tangent(name: str, tensor: Any) -> None:
+    """Raises `InputError` for a torch tensor with a tangent, of forward-mode differentiation: a kernel would lose it."""
+    forward = sys.modules["torch"].autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None:
+        rule = "has no tangent: kernels have no forward-mode derivatives (jvp, jacfwd), which torch would take as 0"
+        raise InputError(name, "a tensor with a tangent", rule, "use torch.autograd.grad, or torch's own functions")
 
 
 def check_held(name: str, tensor: Any) -> None:
@@ -335,3 +344,21 @@ def check_ascending(name: str, table: np.ndarray) -> None:
         i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
         said = f"{table[i + 1]}, after {table[i]}"
         raise InputError(f"{name}[{i + 1}]", said, rule, f"sort {name}, or declare the Table without ascending")
+
+
+def low_words(name: str, table: Any) -> Any:
+    """The same memory as int32: of int64, every second word, the lower one."""
+    check_low(name, table)
+    if table.dtype.itemsize == 4:
+        return table
+    return table.view(np.int32 if isinstance(table, np.ndarray) else sys.modules["torch"].int32)[..., ::2]
+
+
+def check_low(name: str, table: Any) -> None:
+    """Refuses int64 that 32 bits do not hold, of which a kernel reads the lower ones. A GPU's are not waited for."""
+    if table.dtype.itemsize == 8 and (isinstance(table, np.ndarray) or table.device.type == "cpu"):
+        here = np.asarray(table).reshape(-1)
+        wrong = np.flatnonzero(here != here.astype(np.int32))
+        if len(wrong):
+            rule = "holds whole numbers of 32 bits, since a kernel reads the lower bits alone"
+            raise InputError(name, int(here[wrong[0]]), rule, "e.g. -1 for none")

@@ -15,7 +15,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT, MOST_EXTENT, check_address, check_contiguous, check_strides
-from tmapipe.bind import Bound, check_apart, check_ascending, check_kind, check_memory, is_torch, made_as
+from tmapipe.bind import Bound, check_apart, check_ascending, check_kind, check_memory, is_torch, low_words, made_as
 from tmapipe.errors import InputError, require
 from tmapipe.parts import Table
 from tmapipe.stage import LoadStage
@@ -63,7 +63,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         _note_extents(name, parts[name].dims, shapes[name], extents)
     for name, table in declared.tables.items():
         shapes[name] = _check_table(name, given[name], table, extents)
-        given[name] = _low_words(given[name])
+        given[name] = low_words(name, given[name])
         if table.ascending and (isinstance(given[name], np.ndarray) or given[name].device.type == "cpu"):
             check_ascending(name, np.asarray(given[name]))  # a GPU's entries are not waited for
         strides[name] = strides_of(given[name])
@@ -129,7 +129,7 @@ def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
     None if some argument is no plain torch tensor with its values in memory, or takes part in automatic differentiation.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or torch.autograd.forward_ad._current_level >= 0:  # when tensors may have tangents
         return None
     plain, parameter = torch.Tensor, torch.nn.Parameter
     facts: list[Any] = [len(tensors)]
@@ -210,7 +210,7 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
         element = new_like(like, (1,), fp32)
         try:
             element[...] = float(value)
-        except OverflowError:
+        except (OverflowError, RuntimeError):
             raise InputError(name, value, "is a number that a float can hold", "pass a smaller one") from None
         return element
     check_kind(name, value)
@@ -323,13 +323,6 @@ def _check_table(name: str, table: Any, declared: Table, extents: Extents) -> tu
     require(math.prod(shape) < 2**31, f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
     _note_extents(name, dims, shape, extents)
     return shape
-
-
-def _low_words(table: Any) -> Any:
-    """The same memory; of int64 as int32: every second word, the lower one."""
-    if table.dtype.itemsize <= 4:
-        return table
-    return table.view(np.int32 if isinstance(table, np.ndarray) else sys.modules["torch"].int32)[..., ::2]
 
 
 def _make_output(

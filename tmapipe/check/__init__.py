@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from tmapipe.errors import SYNTAX
 from tmapipe.isa import Start, declared
 from tmapipe.model.layout import Kind, Layout
 from tmapipe.model.run import Drawn, Event, Timeline, bar_name, event_of, lines, slot_name, who
@@ -65,7 +66,8 @@ def _parts(text: str) -> list[tuple[int, int, int, str]]:
     """(line, first byte, byte after the last or 0 if that is on another line, names) of calls and definitions, outer ones
     first."""
     try:
-        tree = ast.parse(text)
+        with SYNTAX:
+            tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return []
     found = []

@@ -39,9 +39,7 @@ def constant(value: Any) -> bool:
 
 def both(a: Any, b: Any) -> Any:
     """Whether two conditions hold."""
-    if constant(b):
-        return a if b else False
-    return Boolean(a) & Boolean(b)
+    return (a if b else False) if constant(b) else Boolean(a) & Boolean(b)
 
 
 def when(condition: Any, body: Callable[[], None]) -> None:
@@ -68,13 +66,12 @@ def choice(condition: Any, then: Callable[[], Carried | None], other: Callable[[
     types = [type(value) for value in branches[0]]
     if not types:
         return []
-    whole = ir.Operation.create(
-        "scf.if", [value.type for value in _registers(branches[0])], [made.operands[0]], regions=2
-    )
-    for block, region in zip((made.then_block, made.else_block), whole.regions, strict=True):
+    given = [value.type for value in _registers(branches[0])]
+    wider = ir.Operation.create("scf.if", given, [made.operands[0]], regions=2)
+    for block, region in zip((made.then_block, made.else_block), wider.regions, strict=True):
         block.append_to(region)
     made.erase()
-    return _numbers(types, whole.results)
+    return _numbers(types, wider.results)
 
 
 def loop(
@@ -218,6 +215,7 @@ emits = registering(EMITTERS)
 
 LN_2 = 0.6931471805599453
 KINDS = {"fp32": Float32, "int32": Int32, "bool": Boolean}
+CONDITION = bool, Boolean
 
 
 def numbers_of(tensor: Any) -> list[Any]:
@@ -417,21 +415,27 @@ class Values:
         number = self.blocks[-1][value] = self._computed(value)
         return number
 
-    def number(self, value: Any) -> Any:
-        """The number of *value* as a number of CuTe DSL, whose type stays the same in a loop."""
+    def number(self, value: Any, to: Var | None = None) -> Any:
+        """The number of *value* as a number of CuTe DSL, of the type of the variable *to*, which stays the same in a loop."""
         known = self.of(value)
         if isinstance(known, (bool, int, float)):
-            return (Boolean if isinstance(known, bool) else Int32 if isinstance(known, int) else cutlass.Float32)(known)
-        return known
+            known = (Boolean if isinstance(known, bool) else Int32 if isinstance(known, int) else cutlass.Float32)(
+                known
+            )
+        return known if to is None or to.boolean else whole(known)
 
     def _computed(self, value: Expr) -> Any:
         if value.op == "divisor":
             return self.isa.divisors({value.args[0]: None})[value.args[0]]
         if value.op == "floordiv" and _divides(value.args[1]):
             return self.of(value.args[0]) // self.of(value.args[1])
+        operands = [*map(self._operand, value.args)]
+        logic = value.op in ("and", "or", "xor") and all(isinstance(each, CONDITION) for each in operands)
+        if not logic and value.op not in ("not", "select"):
+            operands = [*map(whole, operands)]
         if value.op == "mod" and all(map(self.is_count, value.args)):
-            return operator.mod(*map(self._operand, value.args))
-        return OPERATIONS[value.op](*map(self._operand, value.args))
+            return operator.mod(*operands)
+        return OPERATIONS[value.op](*operands)
 
     def _operand(self, value: Any) -> Any:
         """The number of *value* as an operand. A divisor counts as a number, except for the division by it."""
@@ -445,6 +449,11 @@ _OF_COUNTS = {
 }  # fmt: skip
 
 
+def whole(number: Any) -> Any:
+    """A condition as the number 0 or 1, as Python has it in arithmetic; CuTe DSL computes with one bit. A number as it is."""
+    return Int32(number) if isinstance(number, CONDITION) else number
+
+
 def _divides(value: Any) -> bool:
     value = resolve(value)
     return isinstance(value, Expr) and value.op == "divisor"
@@ -454,7 +463,7 @@ def select(condition: Any, then: Any, otherwise: Any) -> Any:
     """One of two numbers, of which both are computed."""
     if constant(condition):
         return then if condition else otherwise
-    of = Boolean if isinstance(then, (bool, Boolean)) else Int32
+    of = Boolean if isinstance(then, CONDITION) and isinstance(otherwise, CONDITION) else Int32
     return of(cutlass.select_(condition, of(then), of(otherwise)))
 
 
@@ -475,10 +484,6 @@ def _next(slot: Any, stages: int) -> Any:
     return select(following == stages, 0, following)
 
 
-def _flipped(parity: Any, slot: Any, stages: int) -> Any:
-    return select(slot + 1 == stages, parity ^ 1, parity)
-
-
 #: One number of others, of which at least one is not known.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **OPERATORS,
@@ -490,5 +495,5 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "max": lambda a, b: select(a > b, a, b),
     "select": select,
     "next": _next,
-    "flipped": _flipped,
+    "flipped": lambda parity, slot, stages: select(slot + 1 == stages, parity ^ 1, parity),
 }

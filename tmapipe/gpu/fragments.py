@@ -210,7 +210,7 @@ class GpuFragments(PeerFragments, Sums):
         if isinstance(index, Fragment):
             flat = self.flat(slot)
             return Fragment(self, index.layout, index.along, kind, [KINDS[kind](flat[place]) for place in index.data])
-        number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
+        number = KINDS[kind](self.isa.buffers[slot.buffer.name][(control.whole(index), slot.stage)])
         return Fragment(self, None, "one", kind, [number])
 
     def row_from(self, layout: ThreadLayout, i: int, row: Any) -> tuple[Any, int]:

@@ -347,7 +347,7 @@ class _Emission:
 
         def side(nodes: Sequence[Any], which: int) -> list[Any]:
             self.block(nodes)
-            given = [self.values.number(phi[which]) for phi in node.phis]
+            given = [self.values.number(phi[which], phi[0]) for phi in node.phis]
             shapes.append([_count(each) for each in given])
             return _flat(given)
 
@@ -358,11 +358,11 @@ class _Emission:
 
     def _entering(self, carried: Sequence[Any]) -> tuple[_Names, list[Any]]:
         """The variables of a loop, and the numbers with which they begin."""
-        initial = [self.values.number(each[1]) for each in carried]
+        initial = [self.values.number(each[1], each[0]) for each in carried]
         return _Names(self.values, carried, [_count(each) for each in initial]), _flat(initial)
 
     def _next(self, carried: Sequence[Any]) -> list[Any]:
-        return _flat(self.values.number(each[2]) for each in carried)
+        return _flat(self.values.number(each[2], each[0]) for each in carried)
 
     # ---- instructions ---------------------------------------------------------------------------------------------
 

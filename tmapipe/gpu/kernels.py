@@ -262,7 +262,8 @@ def caller_of(
     lines += [f"    {at[-1]} = out"] * (out is not None)
     # Outputs in place.
     twice = {j: i for i, j in itertools.combinations(range(len(given)), 2) if given[i] is given[j]}
-    refused = ["watchers and noted.launches is not None", *(f"x{j} is not x{i}" for j, i in twice.items())]
+    refused = ["watchers and noted.launches is not None", "forward._current_level >= 0"]
+    refused += [f"x{j} is not x{i}" for j, i in twice.items()]
     refused.append(f"not same({', '.join(x for i, x in enumerate(at) if i not in twice)})")  # which takes each once
     refused += ["gradients()"] * any(x.requires_grad for x in given)  # which torch's comparison leaves out
     for i, x in enumerate(given):  # its address, and the end of its memory
@@ -310,6 +311,7 @@ def caller_of(
         "same": same_as([x for i, x in enumerate(given) if i not in twice]),
         "noted": noted,
         "watchers": watchers,
+        "forward": torch.autograd.forward_ad,
         "gradients": torch.is_grad_enabled,
         "capturing": capturing,
         "stream_of": _stream_of,

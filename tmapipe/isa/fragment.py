@@ -107,8 +107,9 @@ class Fragment(Carried):
 
     ``slot.x.read()`` and ``acc.values()`` make fragments. A fragment takes ``+ - * /``, comparisons, ``& | ~`` and the
     functions of `tmapipe.math`, with numbers and with other fragments that are distributed alike. A fragment of int32 also
-    takes ``// % << >>``; ``//`` rounds down and ``%`` has the sign of the divisor, as in Python. Overflow of int32 wraps
-    around. Other operations of Python are refused: indices, loops over elements, branches on values.
+    takes ``// % << >>``; ``//`` rounds down and ``%`` has the sign of the divisor, as in Python; a divisor that is 0 gives
+    anything. Overflow of int32 wraps around. Other operations of Python are refused: indices, loops over elements, branches
+    on values.
 
     A fragment may have one number for each row, for each column, or for the whole tile (see `along`), such as the maximum of
     each row. If it is combined with a fragment of more numbers, each number is repeated.

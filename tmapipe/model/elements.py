@@ -73,8 +73,8 @@ def _to_int32(x: Any) -> Any:
     return clipped.astype(np.int32)
 
 
-_OF_NUMPY = ("where", "floor", "sqrt")
-OF_ARITHMETIC = ("exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid")
+_OF_NUMPY = ("where", "floor")
+OF_ARITHMETIC = ("exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid", "sqrt", "rsqrt")
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **arithmetic.OPERATORS,
@@ -84,7 +84,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "widen": np.asarray,
     "maximum": arithmetic.larger,
     "minimum": arithmetic.smaller,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
     "to_int32": _to_int32,
     "from_bits": lambda x: np.asarray(x, np.int32).view(np.float32),
 }
@@ -177,6 +176,7 @@ class SlotAccesses(Fragments):
 
     def _inside(self, slot: SlotRef, places: Any) -> Any:
         """These places in a slot, counted row by row."""
+        places = places + 0  # a condition is 0 or 1, and no mask of NumPy's
         least, most = int(np.min(places)), int(np.max(places))
         fits = least >= 0 and most < math.prod(slot.buffer.tile)
         self.isa.inside(fits, slot.buffer, f"element {least}" if least == most else f"elements {least} to {most}")

@@ -284,7 +284,7 @@ def _read_peer(memory: Memory, agent: int, op: ops.PeerRead, facts: None) -> Non
 def _look_up(memory: Memory, agent: int, op: ops.TableLoad, facts: None) -> None:
     entries, places = memory.tensors[op.table].reshape(-1), memory.given(agent)
     if places is None:
-        memory.results[agent] = entries[list(op.entries)]
+        memory.results[agent] = entries[[*map(int, op.entries)]]
     else:  # of data
         inside = (places >= 0) & (places < len(entries))
         memory.results[agent] = np.where(inside, entries[np.where(inside, places, 0)], 0).astype(np.int32)

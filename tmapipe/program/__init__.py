@@ -18,6 +18,7 @@ from tmapipe.kernel import kernel_main
 from tmapipe.model import MachineIsa
 from tmapipe.model.layout import Layout, Shapes, line_of, line_of_errors
 from tmapipe.plan.model import Plan
+from tmapipe.program.calls import Reads
 from tmapipe.program.control import Tracing
 from tmapipe.program.expressions import (
     Call,
@@ -59,17 +60,26 @@ class Traced:
 
 def trace(schedule: Any, plan: Any = None) -> Traced:
     """The program of a schedule. plan: of the schedule, by default with the types that it declares."""
+    schedule._refresh()
     plan = plan or schedule.plan()
     note_home(type(schedule))
     tracer = Tracing()
     isa = TracingIsa(plan, tracer)
     before = dict(vars(schedule))
-    with tracing(tracer):
-        kernel_main(isa, schedule)
+    try:
+        with tracing(tracer):
+            kernel_main(isa, schedule)
+    except RecursionError as error:
+        text = "a function calls itself without an end that Python knows: of a branch on a number of the kernel, both arms are"
+        raise ScopeError(f"{text} traced. Use a loop.") from error
     own = [(name, value) for name, value in vars(schedule).items() if not name.startswith("_")]
     changed = [name for name, value in own if name not in before or before[name] is not value]
     if changed:
         raise ScopeError(f"self.{changed[0]} is set by a body, which is traced once and keeps no state")
+    earlier = vars(schedule).get("_reads")
+    reads = Reads(schedule, {**dict.fromkeys(earlier.functions if earlier else ()), **tracer.users})
+    if reads.entries:
+        vars(schedule)["_reads"] = reads
     return Traced(schedule, plan, tracer.nodes, isa)
 
 

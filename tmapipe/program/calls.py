@@ -8,17 +8,20 @@ import contextlib
 import functools
 import inspect
 import operator
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import tmapipe
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Carried
 from tmapipe.model.layout import as_python
 from tmapipe.program.blocks import Undefined
 from tmapipe.program.expressions import Let, resolve, symbolic, unknown
+from tmapipe.program.names import NotCanonical, attributes_of, is_users_file, named_by
 from tmapipe.program.refuse import SPECIAL, Refusals, SymbolicRange, deep, mutates
 from tmapipe.program.rewrite import converted, is_users
 from tmapipe.protocol.tile import Tile
@@ -199,6 +202,7 @@ class Calls(Refusals):
     def user(self, function: Any, top: bool = False) -> Any:
         """A callable that the library was given by its user, as rewritten code calls it."""
         if top and isinstance(function, types.FunctionType) and is_users(function):
+            self.users[function] = None
             return converted(function, top)
         return functools.partial(self.call, function)
 
@@ -216,6 +220,8 @@ class Calls(Refusals):
         return result
 
     def _converted(self, function: Any) -> Any:
+        if self.home(function) is None:
+            self.users[function] = None
         return converted(function, home=self.home(function))
 
     def _cached(self, function: Any, arguments: Any, named: Any) -> Any:
@@ -355,3 +361,123 @@ def _undecorated(function: Any) -> Any:
     code = getattr(function, "__code__", None)
     decorated = code is not None and "nvidia_cutlass_dsl" in code.co_filename and hasattr(function, "__wrapped__")
     return function.__wrapped__ if decorated else function
+
+
+# ---- reads -----------------------------------------------------------------------------------------------------------
+#
+# A kernel has the values that captured names, globals and attributes had when its bodies were traced. If they have others
+# later, no call may take it.
+
+
+def alike(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether two sequences have the same values: the same objects, or equal numbers and texts."""
+    if len(now) != len(before) or all(map(operator.is_, now, before)):
+        return len(now) == len(before)
+    equal = lambda a, b: type(a) is type(b) in (int, float, str, bytes) and repr(a) == repr(b)  # noqa: E731
+    return all(a is b or equal(a, b) for a, b in zip(now, before, strict=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The globals that a code names, and the names of attributes in it; nothing of one that imports relative to a package."""
+    try:
+        named = [name for name, _ in named_by(code, "") if isinstance(name, str)]
+    except NotCanonical:
+        named = []
+    return tuple(named), frozenset(attributes_of(code))
+
+
+MOST = 256  # functions of a schedule that are followed: some schedules make one anew for each trace
+
+
+class Reads:
+    """What the user's functions that a trace has rewritten refer to, and the attributes of a schedule of the user's.
+
+    functions: these functions. entries: what reads some values anew, and these values. What can be changed in place is
+    followed, three deep: items of lists, sets and dictionaries, attributes of objects of the user's classes and of modules.
+    """
+
+    def __init__(self, schedule: Any, functions: Iterable[types.FunctionType]):
+        users = [each for each in functions if not each.__globals__.get("__name__", "").startswith("tmapipe.")]
+        self.functions = users[-MOST:]
+        self.attributes = frozenset[str]().union(*(_globals_of(each.__code__)[1] for each in self.functions))
+        self.entries: list[tuple[Callable[[], Iterable[Any]], Sequence[Any]]] = []
+        self.kept: dict[int, Any] = {}  # values that were followed
+        for each in self.functions:
+            cells, values = each.__closure__ or (), each.__globals__
+            named = [name for name in _globals_of(each.__code__)[0] if name in values]
+            names = [name for name in named if not _constant(values[name])]
+            self._follow([*(each.__defaults__ or ()), *map(values.get, named)], 3)
+            if cells:
+                self._add(functools.partial(map, _content, cells), 3)
+            if names:
+                self._add(functools.partial(operator.itemgetter(*names, names[0]), values), 3)
+        self._follow([schedule], 4)
+
+    def _add(self, read: Callable[[], Iterable[Any]], deep: int) -> None:
+        try:
+            values = tuple(read())
+        except ValueError:  # a cell without a value
+            return
+        self.entries.append((read, values))
+        self._follow(values, deep)
+
+    def _follow(self, values: Iterable[Any], deep: int) -> None:
+        for x in values if deep else ():
+            if type(x) is tuple:
+                self._follow(x, deep - 1)
+            elif id(x) not in self.kept:
+                self.kept[id(x)] = x
+                for read in self._inside(x, type(x)):
+                    self._add(read, deep - 1)
+
+    def _inside(self, x: Any, kind: type) -> Iterator[Callable[[], Iterable[Any]]]:
+        """What reads that which can be changed in a value: attributes that the functions name, items."""
+        if kind in (list, set, collections.deque):
+            yield lambda: x
+        elif kind is dict:
+            yield lambda: [*x, *x.values()]
+        elif kind is np.ndarray and not x.dtype.hasobject:
+            yield lambda: [x.tobytes()]
+        elif kind is types.ModuleType:
+            if is_users_file(getattr(x, "__file__", None) or tmapipe.__file__):
+                yield from self._named(vars(x))
+        elif _of_user(kind):
+            own = vars(x) if hasattr(x, "__dict__") else {}
+            if hasattr(kind, "declared"):  # a schedule, which sees itself what is assigned to
+                self._follow(map(own.get, self.attributes.intersection(own)), 3)
+            else:
+                yield from self._named(own, dir(kind))
+            for each in filter(_of_user, kind.__mro__):
+                yield from self._named(vars(each))
+
+    def _named(self, values: Mapping[str, Any], more: Sequence[str] = ()) -> Iterator[Callable[[], Iterable[Any]]]:
+        known = {name: values.get(name) for name in self.attributes.intersection({*values, *more})}
+        names = [name for name, value in known.items() if not _constant(value)]
+        if names:
+            yield functools.partial(map, values.get, names)
+
+    def changed(self) -> bool:
+        """Whether something has another value now."""
+        try:
+            for read, before in self.entries:
+                now = tuple(read())  # by C alone, since each call asks
+                if (len(now) != len(before) or not all(map(operator.is_, now, before))) and not alike(now, before):
+                    return True
+        except Exception:  # any: what has no values any more has changed
+            return True
+        return False
+
+
+_content = operator.attrgetter("cell_contents")
+
+
+def _constant(value: Any) -> bool:
+    """Whether names of such values are taken to keep them: modules, functions, classes, parts of schedules."""
+    own = type(value).__module__.startswith("tmapipe.")
+    return own or isinstance(value, (types.ModuleType, types.FunctionType, type, property, staticmethod, classmethod))
+
+
+def _of_user(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_users_file(file) and not kind.__module__.startswith("tmapipe.")

@@ -169,7 +169,9 @@ class Expr:
 
     __truediv__ = __rtruediv__ = _no_fraction
 
-    def __pow__(self, by: Any) -> Any:
+    def __pow__(self, by: Any, modulo: Any = None) -> Any:
+        if modulo is not None:
+            raise unknown("pow() with three arguments of", self, ". Use ** and %.")
         if type(by) is not int or not 1 <= by <= 31:
             by = type(by).__name__ if symbolic(by) else by
             raise ScopeError(f"`{show(self)}` to the power of {by}. It takes 1 to 31.")

@@ -7,7 +7,6 @@ import enum
 import functools
 import hashlib
 import importlib.util
-import operator
 import struct
 import sys
 import types
@@ -20,7 +19,7 @@ import numpy as np
 from tmapipe.isa import TABLE, Kind
 from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.program import Traced
-from tmapipe.program.calls import Captured
+from tmapipe.program.calls import Captured, alike
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
 from tmapipe.program.names import NotCanonical, attributes_of, is_users_file, named_by, note_home_of
 from tmapipe.protocol.tile import Tile
@@ -361,19 +360,11 @@ def unchanged(function: Any) -> Callable[[], bool]:
 
     def test() -> bool:
         try:
-            return all(_alike(read(), values) for read, values in before)
+            return all(alike(read(), values) for read, values in before)
         except Exception:  # any: what has no values any more has changed
             return False
 
     return test
-
-
-def _alike(now: list[Any], before: list[Any]) -> bool:
-    """Whether two lists have the same values: the same objects, or equal numbers and texts."""
-    if len(now) != len(before) or all(map(operator.is_, now, before)):
-        return len(now) == len(before)
-    alike = lambda a, b: type(a) is type(b) in (int, float, str, bytes) and repr(a) == repr(b)  # noqa: E731
-    return all(a is b or alike(a, b) for a, b in zip(now, before, strict=True))
 
 
 class _Watched(Canonical):

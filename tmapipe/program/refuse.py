@@ -263,13 +263,15 @@ def mutates(target: Any, method: str) -> bool:
 
 
 class Refusals:
-    """The part of `Tracing` that refuses. objects: by id, what rewritten code has made, and in which block."""
+    """The part of `Tracing` that refuses. objects: by id, what rewritten code has made, and in which block. users: functions
+    that were rewritten, but for those that rewritten code has made."""
 
     path: list[Any]  #: numbers of the blocks around
     opened: list[Any]  #: those blocks
 
     def __init__(self) -> None:
         self.objects: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self.users: dict[types.FunctionType, None] = {}
 
     def refuse(self, what: str) -> NoReturn:
         raise ScopeError(f"{what}. {FIX}.")

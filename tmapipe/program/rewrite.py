@@ -10,7 +10,7 @@ import threading
 import types
 from typing import Any, NoReturn
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import SYNTAX, ScopeError
 from tmapipe.program.expressions import at_work
 from tmapipe.program.names import Liveness, declared, is_users_file, nodes_in, own_nodes, reads, stored, syntax_of
 from tmapipe.program.rewrite_expressions import (
@@ -361,7 +361,8 @@ def converted(function: types.FunctionType, top: bool = False, home: Any = None)
     Raises:
         ScopeError: It does what can't be traced, at the line that the error names.
     """
-    code = _rewritten(function.__code__, function.__code__.co_filename, top, _Function(function))
+    with SYNTAX:
+        code = _rewritten(function.__code__, function.__code__.co_filename, top, _Function(function))
     if code is None:
         return function
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))

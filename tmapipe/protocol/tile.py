@@ -278,6 +278,8 @@ def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None, narr
     if dtype.integer and values.kind == "fp32":
         fix = 'round the values: tp.math.cast(values, "int32")'
         raise InputError(where, dtype.name, "is an integer type, which holds no fp32 values", fix)
+    if dtype.name.startswith("fp8"):
+        return combine("widen", values)
     return combine("add", values, 0) if values.kind == "bool" else values
 
 

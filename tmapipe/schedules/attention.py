@@ -246,10 +246,10 @@ class Attention(Schedule):
         require(heads % groups == 0, "q.shape[1]", heads, rule, "repeat keys and values, or leave heads out")
         if "sinks" in given:
             count, rule = given["sinks"].shape[0], f"is {heads}, the number of heads, up to {SINKS - UNIT} a group"
-            fits = count == heads <= groups * (SINKS - UNIT)
-            require(fits, "sinks.shape[0]", count, rule, "pass one number a head")
-        if str(getattr(given.get("mask"), "dtype", "")).endswith("bool"):
+            require(count == heads <= groups * (SINKS - UNIT), "sinks.shape[0]", count, rule, "pass one number a head")
+        if "bool" in (kind := str(getattr(given.get("mask"), "dtype", ""))):
             given["mask"] = in_integers(given["mask"], 1)
+        require("int" not in kind, "mask.dtype", kind, "is bool, or floats to be added", "mask.bool()")
         if "o" not in given:
             given["o"] = new_in_order(q, self.width)
         if self.returns_lse and "lse" not in given:

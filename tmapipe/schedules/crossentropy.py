@@ -10,8 +10,8 @@ from tmapipe import math
 from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import LOG2_E, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind import check_kind
-from tmapipe.errors import InputError
+from tmapipe.bind import check_kind, check_low
+from tmapipe.errors import InputError, is_whole, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ReductionScratch
 from tmapipe.plan.model import WARP
@@ -118,8 +118,16 @@ def flat_targets(target: Any, x: Any) -> Any:
     if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in INTEGERS:
         found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
         raise InputError("target", found, rule, "pass a column for each row")
+    check_low("target", target)
     flat = target.reshape(-1)
     return np.ascontiguousarray(flat) if isinstance(target, np.ndarray) else flat.contiguous()
+
+
+def _target(owner: object, ignored: Any) -> int:
+    """*ignored*. Raises `InputError` for what no target of 32 bits is equal to."""
+    fits, rule = is_whole(ignored) and -(2**31) <= ignored < 2**31, "is an integer of 32 bits"
+    require(fits, f"{type(owner).__name__}(ignored)", ignored, rule, "e.g. -100")
+    return int(ignored)
 
 
 class CrossEntropyRows(Rows):
@@ -136,7 +144,7 @@ class CrossEntropyRows(Rows):
 
     def __init__(self, form: RowForm, ignored: int = -100):
         super().__init__(form)
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     @Rows.work.jit
     def lose(self, k: KernelContext, tile: Tile) -> None:
@@ -173,14 +181,15 @@ class CrossEntropy(RowKernel):
 
     def __init__(self, ignored: int = -100):
         super().__init__()
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     def __call__(self, x: Any, target: Any) -> Any:
         """``loss = lse - x[target]`` with ``lse = log(sum of exp(x))``, in fp32, one of each a row.
 
         Args:
             x: The logits.
-            target: A column for each row, int64 or int32, of x's shape without its last dimension.
+            target: A column for each row, int64 (of which a GPU reads the lower 32 bits) or int32, of x's shape without its
+                last dimension.
 
         Returns:
             (loss, lse).
@@ -215,7 +224,7 @@ class CrossEntropyBackwardRows(Rows):
 
     def __init__(self, form: RowForm, ignored: int = -100, stored: int = ALIGNMENT):
         super().__init__(form, stored)
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     @Rows.work.jit
     def differentiate(self, k: KernelContext, tile: Tile) -> None:
@@ -238,7 +247,7 @@ class CrossEntropyBackward(RowKernel):
 
     def __init__(self, ignored: int = -100):
         super().__init__()
-        self.ignored = ignored
+        self.ignored = _target(self, ignored)
 
     def __call__(self, x: Any, target: Any, lse: Any, dloss: Any, *, out: Any = None) -> Any:
         """``dx = (exp(x - lse) - (column == target)) dloss``.

@@ -43,7 +43,8 @@ def pack_int4(values: Any) -> Any:
     """Integers of 4 bits as the schedule takes them: [..., k] as [..., k / 2] of int8.
 
     Args:
-        values: Torch tensor or NumPy array of integers, from -8 to 7 or from 0 to 15; k is a multiple of 32.
+        values: Torch tensor or NumPy array of integers, from -8 to 7 or from 0 to 15; k is a multiple of 32. (On a GPU, this
+            waits for them.)
 
     Raises:
         InputError: It is something else.
@@ -55,6 +56,11 @@ def pack_int4(values: Any) -> Any:
         raise InputError("pack_int4(values).shape", tuple(values.shape), rule, "pad with zeros")
     of_torch = hasattr(values, "data_ptr")
     wide = values.int() if of_torch else values.astype("int32")
+    if 0 not in values.shape:
+        least, most = wide.min(), wide.max()
+        if not (wide == values).all() or not (-8 <= least <= most <= 7 or 0 <= least <= most <= 15):
+            said, rule = f"{values.min()} to {values.max()}", "are integers from -8 to 7, or from 0 to 15"
+            raise InputError("pack_int4(values)", said, rule, "round and clamp them")
     units = wide.reshape(*values.shape[:-1], k // PACKED, 2, 2, 4, 2) & 15  # element 16 c + 8 h + 2 q + i
     halves = units[..., 0, :, :] | units[..., 1, :, :] << 4
     moved = halves.permute if of_torch else halves.transpose

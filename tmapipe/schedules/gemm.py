@@ -162,10 +162,9 @@ class Gemm(Fused):
 
         Outputs that are reductions are vectors in fp32: [m] or [n], or [l, m] or [l, n] of a batch.
         """
-        for call in self._callers:  # calls of one kernel with these tensors
-            found = call(tensors, out, named)
-            if found is not None:
-                return found
+        found = self._known(tensors, out, named)
+        if found is not None:
+            return found
         if self.tiles.in_parts:
             return self.parts_of_k.call(self, super().__call__, tensors, out, named)
         if self.tiles.table and self.operands:  # which come before the table in the order of declaration

@@ -18,7 +18,7 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import new_like, signature
 from tmapipe.calling import watching
-from tmapipe.errors import InputError, changed, require
+from tmapipe.errors import InputError, changed, checked_eps, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ReductionScratch
 from tmapipe.plan.model import WARP
@@ -248,7 +248,7 @@ class NormBackwardRows(Rows):
         self, form: GradientForm, eps: float = 1e-6, centered: bool = False, stored: int = ALIGNMENT, totals: Any = fp32
     ):
         super().__init__(form, stored)
-        self.form, self.eps, self.centered, self.totals = form, eps, centered, totals
+        self.form, self.eps, self.centered, self.totals = form, checked_eps(self, eps), centered, totals
         self.over = "c n" if form.apart == 1 else "c b n"
         self.tiles = GridTiles(Grouped(1), form.share)
         self.ring = BarrierRing(form.slots, producer=self.load, consumer=self.work)
@@ -392,7 +392,7 @@ class RmsNormBackward(RowKernel):
 
     def __init__(self, eps: float = 1e-6, totals: DType | str = fp32):
         super().__init__()
-        self.eps, self.totals = eps, as_dtype(totals)
+        self.eps, self.totals = checked_eps(self, eps), as_dtype(totals)
         self.known: dict[Any, Any] = {}  # by signature, what makes such calls again
 
     def __call__(self, x: Any, weight: Any, dy: Any, *, out: Any = None) -> Any:

@@ -9,7 +9,7 @@ from tmapipe import math
 from tmapipe.base.arithmetic import fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.tensors import converted, strides_of, widest
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, checked_eps
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.copy import meet
@@ -34,7 +34,7 @@ class RmsNormRows(Rows):
     columns = ("weight",)
 
     def __init__(self, form: RowForm, eps: float = 1e-6, residual: bool = False, stored: int = ALIGNMENT):
-        self.eps, self.added = eps, residual
+        self.eps, self.added = checked_eps(self, eps), residual
         if residual:
             self.loaded, self.stored = ("x", "residual"), ("y", "h")
         super().__init__(form, stored)
@@ -105,7 +105,7 @@ class RmsNorm(RowKernel):
 
     def __init__(self, eps: float = 1e-6):
         super().__init__()
-        self.eps = eps
+        self.eps = checked_eps(self, eps)
 
     def __call__(self, x: Any, weight: Any, residual: Any = None, *, out: Any = None) -> Any:
         """``y = h / sqrt(mean(h^2) + eps) * weight`` with ``h = x + residual``.
@@ -156,7 +156,7 @@ class LayerNormRows(Rows):
         numbers: tuple[str, ...] = (),
         stored: int = ALIGNMENT,
     ):
-        self.eps, self.numbers = eps, numbers
+        self.eps, self.numbers = checked_eps(self, eps), numbers
         if biased:
             self.columns = ("weight", "bias")
         super().__init__(form, stored)
@@ -237,7 +237,7 @@ class LayerNorm(RowKernel):
 
     def __init__(self, eps: float = 1e-5, numbers: bool = False):
         super().__init__()
-        self.eps, self.numbers = eps, ("mean", "rstd") if numbers else ()
+        self.eps, self.numbers = checked_eps(self, eps), ("mean", "rstd") if numbers else ()
 
     def __call__(self, x: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any:
         """``y = (x - mean) * rstd * weight + bias``.

@@ -112,6 +112,7 @@ def register(schedule: Schedule, name: str, *, backward: Gradients | None = None
         made.register_autograd(gradients, setup_context=keep)
 
     def call(*tensors: torch.Tensor) -> Any:
+        require_tensors(operator, **dict(zip(given, tensors, strict=False)))
         return schedule(*tensors) if eager(*tensors) else made(*tensors)
 
     call.__name__ = call.__qualname__ = operator

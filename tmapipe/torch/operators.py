@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind import outputs_of
+from tmapipe.bind import check_tangent, outputs_of
 from tmapipe.bind.tensors import last_but_one, signature
 from tmapipe.calling import called, watching
 from tmapipe.epilogue import Epilogue, PerColumn
@@ -117,9 +117,10 @@ def unsuited(given: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> str
 
 
 def require_tensors(operator: str, **given: Any) -> None:
-    """Raises `InputError` for what is no tensor; None is left to the caller to leave out."""
+    """Raises `InputError` for what is no tensor, and for a tensor with a tangent; None is left to the caller to leave out."""
     for name, value in given.items():
         check_type(f"tmapipe.torch.{operator}({name})", value, torch.Tensor, "convert it")
+        check_tangent(f"tmapipe.torch.{operator}({name})", value)
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
@@ -144,10 +145,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         weight: [n, k], contiguous along either.
         bias: [n], or None.
     """
-    check_type("tmapipe.torch.linear(x)", x, torch.Tensor, "convert it")
-    check_type("tmapipe.torch.linear(weight)", weight, torch.Tensor, "convert it")
-    if bias is not None:
-        check_type("tmapipe.torch.linear(bias)", bias, torch.Tensor, "convert it")
+    require_tensors("linear", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     if torch.is_autocast_enabled(x.device.type):
         x, weight, bias = cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
@@ -165,8 +163,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a: [m, k], or of a batch [l, m, k], contiguous along m or k.
         b: [n, k], or [l, n, k], contiguous along n or k.
     """
-    check_type("tmapipe.torch.gemm(a)", a, torch.Tensor, "convert it")
-    check_type("tmapipe.torch.gemm(b)", b, torch.Tensor, "convert it")
+    require_tensors("gemm", a=a, b=b)
     if torch.is_autocast_enabled(a.device.type):
         a, b = cast(a, b)
     if type(a) in PLAIN and not torch.compiler.is_compiling():
@@ -183,8 +180,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a: [..., m, k] or [k].
         b: [..., k, n] or [k].
     """
-    check_type("tmapipe.torch.matmul(a)", a, torch.Tensor, "convert it")
-    check_type("tmapipe.torch.matmul(b)", b, torch.Tensor, "convert it")
+    require_tensors("matmul", a=a, b=b)
     if not a.ndim or not b.ndim:
         return torch.matmul(a, b)  # an error that torch words
     if a.ndim == 1 or b.ndim == 1:
@@ -385,6 +381,8 @@ def function_of(run: Callable[..., Any], gradients: Callable[..., Any], keep_for
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
             output = run(*given)
+            if isinstance(output, torch.Tensor) and output._is_view():
+                output = output.data  # a view that the caller has not made could not be changed in place
             keep_for(ctx, given, output)
             return output
 

@@ -275,7 +275,7 @@ def scaled_mm(
         if scale.dtype != torch.float32 or scale.numel() not in (1, count):
             rule = f"is fp32, of 1 or {count} numbers"
             raise InputError(f"{where_}({name})", (tuple(scale.shape), str(scale.dtype)), rule, "reshape or convert it")
-    if out_dtype not in _NAMES:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in _NAMES:
         raise InputError(f"{where_}(out_dtype)", out_dtype, "is bfloat16, float16 or float32", "e.g. torch.bfloat16")
     if bias is not None and (bias.shape != b.shape[:1] or bias.dtype != out_dtype):
         rule = f"is {str(out_dtype).removeprefix('torch.')}, of {b.shape[0]} numbers"
