@@ -357,6 +357,12 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {"z2": 1}), (2, 1, {"z2": 1})),
     ),
     Registered(
+        "Elementwise, vectors",
+        lambda: ElementwiseTiles(_weighted, (("n", 2),) * 3, "n", (1, 4096), 2),
+        lambda: ElementwiseTiles(_weighted, (("n", 2), ("n", 2), ("", 2)), "n", (1, 256), 2, each=2),
+        ((1, 1, {"z2": 1}), (3, 1, {"z2": 1})),
+    ),
+    Registered(
         "Rotary",
         RotaryTiles,
         lambda: RotaryTiles((("m n", 2), ("m n", 2), ("n", 2), ("n", 2)), "m n", (8, 32), each=2),

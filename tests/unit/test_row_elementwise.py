@@ -16,6 +16,7 @@ from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP16, FP32, close
 from tmapipe.base.arithmetic import as_dtype
 from tmapipe.program import trace
+from tmapipe.schedules import elementwise
 from tmapipe.schedules.elementwise import ROWS, ElementwiseTiles, even_pieces, tile_forms, tile_of
 from tmapipe.schedules.norms import ElementwiseKernel
 
@@ -100,6 +101,19 @@ def test_a_kernel_serves_all_lengths():
     for n in (2048, 6144, 10240):
         kernel(torch.ones(n), torch.ones(n))
     assert len(kernel.fitted) == 1
+
+
+@pytest.mark.parametrize("n", [1, 9001])
+def test_a_vector_of_any_length_is_one_kernel(n):
+    """Also where one of the tensors is a number, wherever it lies."""
+    kernel, given = tp.schedules.Elementwise(total), [torch.randn(n).to(BF16), torch.randn(3)[1]]
+    close(kernel(*given), wanted(given), FP32)
+    assert [schedule.over for schedule in kernel.fitted.values()] == ["n"]
+
+
+def test_a_vector_of_many_elements_is_cut(monkeypatch):
+    monkeypatch.setattr(elementwise, "MOST_EXTENT", 4096)
+    check([torch.randn(9001), torch.randn(())])
 
 
 def test_tiles_waste_few_columns():
