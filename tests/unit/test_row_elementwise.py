@@ -30,6 +30,7 @@ CASES = {
     "a number a column": ([(3, 11, 104), (104,)], (FP32, BF16)),
     "a number": ([(40, 104), ()], (FP32, BF16)),
     "an outer sum": ([(40, 1), (104,)], (FP32, FP32)),
+    "an outer sum, odd": ([(40, 1), (101,)], (FP32, BF16)),
     "a number an image": ([(4, 6, 5, 24), (4, 6, 1, 1)], (BF16, BF16)),
     "a number an image of rows": ([(4, 5, 24), (1, 5, 24), (4, 1, 1)], (BF16, FP16, BF16)),
     "rows repeated": ([(4, 5, 104), (4, 1, 104)], (BF16, BF16)),
@@ -109,6 +110,18 @@ def test_a_vector_of_any_length_is_one_kernel(n):
     kernel, given = tp.schedules.Elementwise(total), [torch.randn(n).to(BF16), torch.randn(3)[1]]
     close(kernel(*given), wanted(given), FP32)
     assert [schedule.over for schedule in kernel.fitted.values()] == ["n"]
+
+
+def test_odd_tensors_of_many_dimensions_take_few_launches(monkeypatch):
+    """As many as the shorter dimensions have elements; what is repeated is copied first where these are many."""
+    taken, plain = [], tp.schedules.Elementwise._rows
+    rows = lambda self, views, out: (taken.append(tuple(out.shape)), plain(self, views, out))  # noqa: E731
+    monkeypatch.setattr(tp.schedules.Elementwise, "_rows", rows)
+    check([torch.randn(40, 5, 35)[:, :3, :33]])
+    check([torch.randn(40, 3, 33), torch.randn(40, 1, 33)])
+    assert taken == [(40, 33)] * 6
+    check([torch.randn(9, 9, 33), torch.randn(9, 1, 33)])
+    assert not taken[6:]
 
 
 def test_a_vector_of_many_elements_is_cut(monkeypatch):

@@ -63,6 +63,7 @@ RESIDENT = 1280  # threads of a multiprocessor, at most
 BEGIN = 64  # bytes, in whose time the TMA engine begins a row of a box
 VAIN = 1.125  # columns computed for each column that exists, up to which a wider tile is taken
 PIECES, MOST_WARPS, VALUES = 8, 14, 24  # of a row, at most; warps that share one such tile; elements of a thread
+FEW = 8  # launches, up to which odd tensors are taken part by part where some are repeated, not copied first
 LESS = 0.97  # of the other tile's cost, up to which it is taken
 
 
@@ -319,12 +320,15 @@ class Elementwise:
         if out.ndim <= len(DIMS) and all(map(fits_tma, (*full, out))):
             self._tiles([x if fits_tma(x) else padded(x) for x in views], out)
         elif out.ndim == 2:
-            self._rows(views, out)
-        elif len(full) < len(views) and out.ndim > 2:
-            self._run([x if 0 not in strides_of(x) else padded(x, whole=True) for x in views], out)
-        else:
-            for i in range(out.shape[0]):
-                self._run([x[i] for x in views], out[i])
+            self._rows(views if full else [padded(views[0], whole=True), *views[1:]], out)
+        else:  # one by one along all but the longest dimension
+            outer = [int(n) for n in out.shape[:-1]]
+            if len(full) < len(views) and numbers.prod(outer) > FEW * max(outer):
+                return self._run([x if 0 not in strides_of(x) else padded(x, whole=True) for x in views], out)
+            dim = outer.index(min(outer))
+            for i in range(outer[dim]):
+                place = (*[slice(None)] * dim, i)
+                self._run([x[place] for x in views], out[place])
 
     def _tiles(self, views: list[Any], out: Any) -> None:
         """By TMA, of tensors that it takes."""
