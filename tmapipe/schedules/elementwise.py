@@ -44,7 +44,7 @@ from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity, unchanged
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.norms import ElementwiseKernel
+from tmapipe.schedules.norms import ElementwiseKernel, begin_inside
 from tmapipe.schedules.rowform import BOX, LINE, expanded, padded
 from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
@@ -320,7 +320,7 @@ class Elementwise:
         if out.ndim <= len(DIMS) and all(map(fits_tma, (*full, out))):
             self._tiles([x if fits_tma(x) else padded(x) for x in views], out)
         elif out.ndim == 2:
-            self._rows(views if full else [padded(views[0], whole=True), *views[1:]], out)
+            self._rows(views, out)
         else:  # one by one along all but the longest dimension
             outer = [int(n) for n in out.shape[:-1]]
             if len(full) < len(views) and numbers.prod(outer) > FEW * max(outer):
@@ -343,6 +343,9 @@ class Elementwise:
         else:
             few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least, loaded, narrow)
             few = [form for form in few if form != ROWS or out.ndim == 2]
+            whole = [x for x, dims in zip((*views, out), (*along, over), strict=True) if dims == over]
+            if least == 1 and out.ndim == 2 and begin_inside(whole):
+                few = list(dict.fromkeys([ROWS, *few]))
         inputs, vector = tuple(zip(along, sizes, strict=True)), vector_of(out)
         given = {f"x{i}": varying(x) for i, x in enumerate(views)}
 
@@ -367,6 +370,8 @@ class Elementwise:
 
     def _rows(self, views: list[Any], out: Any) -> None:
         """By rows that begin anywhere."""
+        if all(0 in strides_of(x) for x in views):  # of which no kernel of rows reads a row
+            views = [padded(views[0], whole=True), *views[1:]]
         self._row_kernel(views)(views, out, lambda: self._name(views, out), self.look)
 
     def _row_kernel(self, views: list[Any]) -> ElementwiseKernel:
