@@ -353,6 +353,10 @@ THREADS = {
     "elementwise, rows that begin anywhere": Kernel(
         READY_MADE["Elementwise, rows that begin anywhere"], {}, {"m": 100, "n": 101, "w": 10100, "r": 100}
     ),
+    "elementwise, rows that begin alike": Kernel(
+        READY_MADE["Elementwise, rows that begin alike"], {}, {"a": 5, "b": 64, "n": 901, "w": 64 * 901}
+    ),
+    "elementwise, vectors": Kernel(READY_MADE["Elementwise, vectors"], {}, {"n": 9001}),
     "add rows": Kernel(READY_MADE["AddRows"], {}, {"l": 2, "s": 150, "n": 72}),
     "add rows of one slot": Kernel(READY_MADE["AddRows of one slot"], {}, {"l": 2, "s": 50, "n": 72}),
     "add parts": Kernel(READY_MADE["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),

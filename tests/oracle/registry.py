@@ -54,6 +54,7 @@ from tmapipe.schedules import (
 from tmapipe.schedules.fused import AddRows
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.schedules.normgradients import GradientForm
+from tmapipe.schedules.norms import LineForm
 from tmapipe.schedules.rotary import RotaryForm
 from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles, GridTiles
@@ -365,6 +366,12 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {"z2": 1}), (2, 1, {"z2": 1})),
     ),
     Registered(
+        "Elementwise, vectors",
+        lambda: ElementwiseTiles(_weighted, (("n", 2),) * 3, "n", (1, 4096), 2),
+        lambda: ElementwiseTiles(_weighted, (("n", 2), ("n", 2), ("", 2)), "n", (1, 256), 2, each=2),
+        ((1, 1, {"z2": 1}), (3, 1, {"z2": 1})),
+    ),
+    Registered(
         "Rotary",
         RotaryTiles,
         lambda: RotaryTiles((("m n", 2), ("m n", 2), ("n", 2), ("n", 2)), "m n", (8, 32), each=2),
@@ -413,6 +420,12 @@ REGISTRY: tuple[Registered, ...] = (
             RowForm(30, 4, 32, 1, vector=4, each=2, width=2, packed=True), _weighted, ("x", "n", "m"), 4
         ),
         ((2, 1, {"w": 240, "r": 8}),),
+    ),
+    Registered(
+        "Elementwise, rows that begin alike",
+        lambda: ElementwiseRows(LineForm(901, 4, 256, 2, 4, 2, 2, width=8), _weighted, ("x", "n", "x"), 2),
+        lambda: ElementwiseRows(LineForm(101, 2, 64, 1, 2, 1, 2, width=4, begin=32), _weighted, ("x", "n", "x"), 2),
+        ((1, 1, {"b": 2, "w": 202}),),
     ),
     Registered(
         "Softmax, rows that begin anywhere",

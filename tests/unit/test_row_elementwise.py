@@ -16,6 +16,7 @@ from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP16, FP32, close
 from tmapipe.base.arithmetic import as_dtype
 from tmapipe.program import trace
+from tmapipe.schedules import elementwise, norms
 from tmapipe.schedules.elementwise import ROWS, ElementwiseTiles, even_pieces, tile_forms, tile_of
 from tmapipe.schedules.norms import ElementwiseKernel
 
@@ -29,7 +30,7 @@ CASES = {
     "a number a column": ([(3, 11, 104), (104,)], (FP32, BF16)),
     "a number": ([(40, 104), ()], (FP32, BF16)),
     "an outer sum": ([(40, 1), (104,)], (FP32, FP32)),
-    "an outer sum, odd": ([(5, 1), (7,)], (FP32, BF16)),
+    "an outer sum, odd": ([(40, 1), (101,)], (FP32, BF16)),
     "a number an image": ([(4, 6, 5, 24), (4, 6, 1, 1)], (BF16, BF16)),
     "a number an image of rows": ([(4, 5, 24), (1, 5, 24), (4, 1, 1)], (BF16, FP16, BF16)),
     "rows repeated": ([(4, 5, 104), (4, 1, 104)], (BF16, BF16)),
@@ -103,6 +104,35 @@ def test_a_kernel_serves_all_lengths():
     assert len(kernel.fitted) == 1
 
 
+@pytest.mark.parametrize("n", [1, 9001])
+def test_a_vector_of_any_length_is_one_kernel(n):
+    """Also where one of the tensors is a number, wherever it lies."""
+    kernel, given = tp.schedules.Elementwise(total), [torch.randn(n).to(BF16), torch.randn(3)[1]]
+    close(kernel(*given), wanted(given), FP32)
+    assert [schedule.over for schedule in kernel.fitted.values()] == ["n"]
+
+
+def test_odd_tensors_of_many_dimensions_take_few_launches(monkeypatch):
+    """As many as the shorter dimensions have elements; what is repeated is copied first where these are many."""
+    taken, plain = [], ElementwiseKernel.__call__
+
+    def call(kernel, views, out, *more):
+        taken.append(tuple(out.shape))
+        plain(kernel, views, out, *more)
+
+    monkeypatch.setattr(ElementwiseKernel, "__call__", call)
+    check([torch.randn(40, 5, 35)[:, :3, :33]])
+    check([torch.randn(40, 3, 33), torch.randn(40, 1, 33)])
+    assert taken == [(40, 33)] * 6
+    check([torch.randn(9, 9, 33), torch.randn(9, 1, 33)])
+    assert not taken[6:]
+
+
+def test_a_vector_of_many_elements_is_cut(monkeypatch):
+    monkeypatch.setattr(elementwise, "MOST_EXTENT", 4096)
+    check([torch.randn(9001), torch.randn(())])
+
+
 def test_tiles_waste_few_columns():
     for columns in (8, 100, 300, 1000, 1100, 5000):
         for beside, least in ((False, 1), (True, 8)):
@@ -151,6 +181,18 @@ def test_short_rows_may_be_taken_whole(monkeypatch):
         kernel, want = tp.schedules.Elementwise(total), wanted(given)
         close(kernel(*given, out=out), want, FP32)
         assert isinstance(next(iter(kernel.fitted.values())), ElementwiseKernel)
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(2056, BF16), (2051, BF16), (1028, FP32), (1027, FP32)])
+@pytest.mark.parametrize("rows", [3, 21])
+def test_long_rows_that_begin_inside_of_32_bytes_are_taken_with_those_that_begin_alike(rows, columns, kind):
+    """Also fewer rows than begin differently; and only where the result lies elsewhere."""
+    x, bias = torch.randn(rows, columns).to(kind), torch.randn(columns).to(kind)
+    kernel, want = tp.schedules.Elementwise(total), wanted([x, bias])
+    close(kernel(x, bias), want, kind)
+    (taken,) = kernel.fitted.values()
+    assert [schedule.form.rows for schedule in taken.fitted.values()] == [norms.ALIKE[x.dtype.itemsize][0][0]]
+    close(kernel(x, bias, out=x), want, kind)
 
 
 def test_bad_input():

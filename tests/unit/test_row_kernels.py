@@ -12,7 +12,7 @@ from tmapipe.schedules.rowform import different, row_forms
 from tmapipe.schedules.rows import Rows
 
 functional = torch.nn.functional
-SHAPES = [((20, 125), BF16), ((3, 7, 72), FP32), ((5, 1001), BF16), ((3, 20001), FP32)]
+SHAPES = [((20, 125), BF16), ((3, 7, 72), FP32), ((7, 1004), FP32), ((5, 1001), BF16), ((3, 20001), FP32)]
 EXTREME = [72, 1001, 40000]  # columns, of which those of the last lie in several pieces
 HERE, INF = "cpu", float("inf")
 

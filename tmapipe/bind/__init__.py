@@ -349,7 +349,7 @@ def check_ascending(name: str, table: np.ndarray) -> None:
 def low_words(name: str, table: Any) -> Any:
     """The same memory as int32: of int64, every second word, the lower one."""
     check_low(name, table)
-    if table.dtype.itemsize == 4:
+    if table.dtype.itemsize <= 4:
         return table
     return table.view(np.int32 if isinstance(table, np.ndarray) else sys.modules["torch"].int32)[..., ::2]
 

@@ -22,7 +22,7 @@ import numpy as np
 from tmapipe import calling, math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
-from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.base.tma_rules import ALIGNMENT, MOST_EXTENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import (
     DIMS,
@@ -44,8 +44,8 @@ from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity, unchanged
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.norms import ElementwiseKernel
-from tmapipe.schedules.rowform import BOX, LINE, address_of, expanded, padded
+from tmapipe.schedules.norms import ElementwiseKernel, begin_inside
+from tmapipe.schedules.rowform import BOX, LINE, expanded, padded
 from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -63,6 +63,7 @@ RESIDENT = 1280  # threads of a multiprocessor, at most
 BEGIN = 64  # bytes, in whose time the TMA engine begins a row of a box
 VAIN = 1.125  # columns computed for each column that exists, up to which a wider tile is taken
 PIECES, MOST_WARPS, VALUES = 8, 14, 24  # of a row, at most; warps that share one such tile; elements of a thread
+FEW = 8  # launches, up to which odd tensors are taken part by part where some are repeated, not copied first
 LESS = 0.97  # of the other tile's cost, up to which it is taken
 
 
@@ -77,9 +78,9 @@ class ElementwiseTiles(Schedule):
     Args:
         function: Of fragments, such as ``lambda x, y: tp.math.relu(x) + y``.
         inputs: Of each tensor the dimensions along which it varies, such as "m n", "n", "m" or "", and bytes of its elements.
-        dims: Of the output, the last ones of "a b c m n".
-        tile: (rows, columns) that a CTA takes, perhaps with the warps that share them. Where a tensor ends with "m", rows
-            are 16 bytes or more of that tensor.
+        dims: Of the output, the last ones of "a b c m n"; "n": vectors.
+        tile: (rows, columns) that a CTA takes, perhaps with the warps that share them; of vectors 1 row. Where a tensor ends
+            with "m", rows are 16 bytes or more of that tensor.
         vector: Bytes of which the output's rows are whole multiples.
         ctas: CTAs that share a multiprocessor; None: as many as keep memory busy.
         each: Tiles that a CTA takes one after another; None: 4 where a tile is few bytes, so that threads keep registers.
@@ -112,8 +113,10 @@ class ElementwiseTiles(Schedule):
         require(pairs, "ElementwiseTiles(inputs)", inputs, rule, 'e.g. (("m n", 2),)')
         if not isinstance(tile, tuple) or len(tile) not in (2, 3) or not all(map(is_count, tile)):
             raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns), perhaps with warps", "e.g. (2, 2048)")
-        if not isinstance(dims, str) or len(dims.split()) < 2:
-            raise InputError("ElementwiseTiles(dims)", dims, "names two dimensions or more", 'e.g. "m n"')
+        if not isinstance(dims, str) or (dims.split()[-2:] != ["m", "n"] and (dims, tile[0]) != ("n", 1)):
+            raise InputError(
+                "ElementwiseTiles(dims)", dims, 'ends with "m n", or is "n" of tiles of 1 row', 'e.g. "m n"'
+            )
         for name, value in (("ctas", ctas), ("each", each), ("outputs", outputs)):
             if (value is not None or name == "outputs") and not (
                 isinstance(value, int) and is_count(value) and value <= 64
@@ -121,7 +124,7 @@ class ElementwiseTiles(Schedule):
                 raise InputError(f"ElementwiseTiles({name})", value, "is a positive number, at most 64", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
         *_, warps = tile if len(tile) == 3 else (warps_for((tile[0], tile[1])),)
-        self.work, tile = Role(warps=warps), tile[:2]
+        self.work, tile, box = Role(warps=warps), tile[:2], tile[dims == "n" : 2]
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
         bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
@@ -135,7 +138,7 @@ class ElementwiseTiles(Schedule):
             named = along or f"z{i}"
             setattr(self, f"x{i}", TmaLoadStage(named, tile=shape, ring=self.ring, l2_hint="evict_last"))
         for name in self.results:
-            setattr(self, name, ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector))
+            setattr(self, name, ThreadStoreStage(dims, tile=box, role=self.work, vector=vector, wide=dims == "n"))
         whole = {f"x{i}": getattr(self, f"x{i}") for i, (along, _) in enumerate(inputs) if along == dims}
         for i, name in enumerate(self.results):  # one result may be any tensor, one of several the tensor of its number
             over = [x for other, x in whole.items() if outputs == 1 or other == f"x{i}"]
@@ -177,7 +180,8 @@ class ElementwiseTiles(Schedule):
         if not dims:
             return stage.read(at=0)
         if dims[-1] == "n":
-            return stage.read(like=whole) if "m" in dims else self._read_columns(stage, whole)
+            several = "m" in dims or along == self.over
+            return stage.read(like=whole) if several else self._read_columns(stage, whole)
         return stage.read(rows_of=whole) if dims[-1] == "m" else stage.read(at=getattr(tile, dims[-1]) % unit)
 
     def _read_columns(self, stage: Any, whole: Any) -> Any:
@@ -298,15 +302,17 @@ class Elementwise:
         rule = "has a dimension along which it is contiguous"
         require(strides_of(out)[-1] == 1, "out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
         views = [x if strides_of(x)[-1] in (0, 1) else padded(x) for x in views]
-        if out.ndim == 1 and out.shape[0] >= ROW:
+        if out.ndim > 1:
+            return self._matrices(views, out)
+        views = [x if any(strides_of(x)) or fits_tma(x) else padded(x) for x in views]
+        if not all(map(fits_tma, views)):  # most of it by rows that begin anywhere
             rows = out.shape[0] // ROW
-            self._matrices([as_rows(x, rows, ROW) for x in views], as_rows(out, rows, ROW))
-            views, out = [x[rows * ROW :] for x in views], out[rows * ROW :]
-        if out.ndim == 1 and out.shape[0]:
-            views = [x if address_of(x) % ALIGNMENT == 0 else padded(x) for x in views]
-            self._tiles(*([as_rows(x, 1, x.shape[0]) for x in views], as_rows(out, 1, out.shape[0])))
-        elif out.ndim > 1:
-            self._matrices(views, out)
+            if rows:
+                self._rows([as_rows(x, rows, ROW) for x in views], as_rows(out, rows, ROW))
+            views, out = [padded(x[rows * ROW :]) for x in views], out[rows * ROW :]
+        for first in range(0, out.shape[0], MOST_EXTENT):
+            some = slice(first, first + MOST_EXTENT)
+            self._tiles([x[some] for x in views], out[some])
 
     def _matrices(self, views: list[Any], out: Any) -> None:
         """Of two dimensions or more."""
@@ -315,11 +321,14 @@ class Elementwise:
             self._tiles([x if fits_tma(x) else padded(x) for x in views], out)
         elif out.ndim == 2:
             self._rows(views, out)
-        elif len(full) < len(views) and out.ndim > 2:
-            self._run([x if 0 not in strides_of(x) else padded(x, whole=True) for x in views], out)
-        else:
-            for i in range(out.shape[0]):
-                self._run([x[i] for x in views], out[i])
+        else:  # one by one along all but the longest dimension
+            outer = [int(n) for n in out.shape[:-1]]
+            if len(full) < len(views) and numbers.prod(outer) > FEW * max(outer):
+                return self._run([x if 0 not in strides_of(x) else padded(x, whole=True) for x in views], out)
+            dim = outer.index(min(outer))
+            for i in range(outer[dim]):
+                place = (*[slice(None)] * dim, i)
+                self._run([x[place] for x in views], out[place])
 
     def _tiles(self, views: list[Any], out: Any) -> None:
         """By TMA, of tensors that it takes."""
@@ -329,8 +338,14 @@ class Elementwise:
         least = max((ALIGNMENT // size for dims, size in zip(along, sizes, strict=True) if dims[-1:] == "m"), default=1)
         loaded = sum(size for dims, size in zip(along, sizes, strict=True) if dims == over)
         narrow = min(*sizes, out.dtype.itemsize)
-        few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least, loaded, narrow)
-        few = [form for form in few if form != ROWS or out.ndim == 2]
+        if out.ndim == 1:
+            few = vector_forms(max(sizes), loaded)
+        else:
+            few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least, loaded, narrow)
+            few = [form for form in few if form != ROWS or out.ndim == 2]
+            whole = [x for x, dims in zip((*views, out), (*along, over), strict=True) if dims == over]
+            if least == 1 and out.ndim == 2 and begin_inside(whole):
+                few = list(dict.fromkeys([ROWS, *few]))
         inputs, vector = tuple(zip(along, sizes, strict=True)), vector_of(out)
         given = {f"x{i}": varying(x) for i, x in enumerate(views)}
 
@@ -415,6 +430,12 @@ def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int, load
     ):
         few = [((*pieces, warps), None, 1), ROWS, ((*pieces, warps), None, 2), *few]
     return list(dict.fromkeys(few))
+
+
+def vector_forms(size: int, loaded: int) -> list[TileForm]:
+    """The forms of `ElementwiseTiles` for vectors, likely the fastest first. Arguments as of `tile_forms`."""
+    columns = TILE // size // (2 if loaded * TILE // size > TILE else 1)
+    return [((1, columns), None, 1), ((1, 2 * columns), None, 1), ((1, columns), None, 2), ((1, columns), None, None)]
 
 
 def even_pieces(shape: tuple[int, int], size: int, unit: int) -> tuple[tuple[int, int], int]:

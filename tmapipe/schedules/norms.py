@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import math as numbers
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
+
 from tmapipe import math
-from tmapipe.base.arithmetic import fp32
+from tmapipe.base.arithmetic import ceil_div, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.tensors import converted, strides_of, widest
+from tmapipe.bind.tensors import converted, is_contiguous, strides_of, widest
 from tmapipe.errors import InputError, checked_eps
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.copy import meet
-from tmapipe.schedules.rowform import RowForm, address_of, copied
+from tmapipe.schedules.rowform import FLIGHT, LINE, SECTOR, RowForm, address_of, copied, resident
 from tmapipe.schedules.rows import RowKernel, Rows
 
 # ---- rmsnorm ---------------------------------------------------------------------------------------------------------
@@ -292,6 +297,46 @@ class SoftmaxBackwardRows(Rows):
             self.store_rows(k.dx, tile, dy - math.exp(y) * total if self.log else y * (dy - total))
 
 
+@attrs.frozen
+class LineForm(RowForm):
+    """A form of rows one after another, perhaps several that begin alike, that are loaded from multiples of *begin* bytes on,
+    128 or 32: else the TMA engine asks L2 twice for sectors that two boxes share. The width is given."""
+
+    begin: int = LINE
+
+    def __attrs_post_init__(self) -> None:
+        RowForm.__attrs_post_init__(self)
+        reached, need = ceil_div(self.length, self.columns) * self.columns, self.length + self.further
+        if self.several and reached < need:
+            raise InputError("LineForm(columns)", self.columns, f"reach {need} in {reached}", "take others, or one row")
+
+    @property
+    def several(self) -> bool:  # type: ignore[override]
+        return self.rows > 1
+
+    @property
+    def unit(self) -> int:
+        return self.begin // self.size
+
+    @property
+    def apart(self) -> int:
+        return self.begin // numbers.gcd(self.begin, (self.pitch or self.length) * self.size)
+
+    @property
+    def further(self) -> int:
+        return self.unit - self.unit // self.apart
+
+    @classmethod
+    def of(cls, form: RowForm, loads: int) -> RowForm:
+        """The form of rows one after another, so loaded if it takes one row that begins inside of a sector."""
+        if form.rows == 1 and not form.packed and form.length * form.size % SECTOR:
+            share = max(form.share or 1, min(LEAST_SHARE, resident(form, loads, 0)))
+            for begin in (LINE, SECTOR):
+                with contextlib.suppress(InputError):  # no room
+                    return cls(**attrs.asdict(form, recurse=False) | {"share": share}, begin=begin)
+        return form
+
+
 class SoftmaxBackward(RowKernel):
     """The gradient of `Softmax`."""
 
@@ -313,6 +358,13 @@ class SoftmaxBackward(RowKernel):
         """
         return self.run({"y": y, "dy": dy}, {"dx": out}, {})
 
+    def forms(
+        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
+    ) -> list[RowForm]:
+        """As in `RowKernel`."""
+        found = super().forms(length, size, vector, loads, vectors, dense, width)
+        return [LineForm.of(form, loads) for form in found] if dense else found
+
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
         return SoftmaxBackwardRows(form, self.log, stored)
@@ -326,7 +378,16 @@ class LogSoftmaxBackward(SoftmaxBackward):
 
 # ---- elementwiserows -------------------------------------------------------------------------------------------------
 #
-# A function of matrices, element by element, whose rows begin at no multiples of 16 bytes.
+# A function of matrices, element by element, whose rows begin at no multiples of 16 bytes, or of 32.
+
+
+LONG = 4096  # bytes of a row, from which on tiles are pieces of several rows that begin alike
+ALIKE = {
+    2: ((4, 512, 4), (8, 512, 4)),
+    4: ((4, 1024, 8), (6, 512, 4)),
+}  # by bytes of elements: such rows, columns, warps
+MOST_SHARED, MOST_APART = 40, 8  # warps of a multiprocessor that share such tiles; rows that begin differently
+LEAST_SHARE = 3  # CTAs of a multiprocessor of rows that are loaded from lines on, if there is room
 
 
 class ElementwiseRows(Rows):
@@ -397,6 +458,15 @@ class ElementwiseKernel(RowKernel):
                 given[f"x{i}"] = converted(_apart(x[:, 0], out), fp32)
         self.apply(rows, {"y": out}, columns, given)
 
+    def forms(
+        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
+    ) -> list[RowForm]:
+        """As in `RowKernel`; several rows that begin alike first, where rows are long."""
+        found = super().forms(length, size, vector, loads, vectors, dense, width)
+        if not dense or length * size < LONG or "m" in self.kinds or length * size % SECTOR == 0:
+            return found
+        return [*_alike(length, size, vector, loads), *found]
+
     def takes(self, form: RowForm) -> bool:
         """As in `RowKernel`; a row is taken at once, numbers of rows come in units of 16 bytes."""
         return not form.piece and ("m" not in self.kinds or form.rows == 1 or form.rows % 4 == 0)
@@ -404,6 +474,23 @@ class ElementwiseKernel(RowKernel):
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> ElementwiseRows:
         """As in `RowKernel`."""
         return ElementwiseRows(form, self.function, self.kinds, stored)
+
+
+def begin_inside(matrices: list[Any]) -> bool:
+    """Whether matrices have long rows, one after another, that begin inside of sectors; the last, an output, lies apart."""
+    bytes_, places = {x.shape[1] * x.dtype.itemsize for x in matrices}, list(map(address_of, matrices))
+    long = len(bytes_) == 1 and min(bytes_) >= LONG and min(bytes_) % SECTOR > 0
+    return long and all(map(is_contiguous, matrices)) and len(places) > places.count(places[-1]) == 1
+
+
+def _alike(length: int, size: int, vector: int, loads: int) -> Iterator[LineForm]:
+    """Forms of tiles of rows that begin alike. Where few begin in as many ways, not counted from lines of 128 bytes."""
+    for begin, (rows, columns, warps) in itertools.product((LINE, SECTOR), ALIKE[size]):
+        share = min(ceil_div(FLIGHT, loads * rows * columns * size), MOST_SHARED // (warps + 1))
+        ctas, how = ceil_div(length + begin // size, columns), dict[str, Any](width=ALIGNMENT // size, begin=begin)
+        if begin == SECTOR or length * size % (LINE // MOST_APART) == 0:
+            with contextlib.suppress(InputError):  # its columns do not reach
+                yield LineForm(length, rows, columns, warps, ctas, share, vector, size, **how)
 
 
 def _apart(x: Any, out: Any) -> Any:

@@ -171,12 +171,13 @@ class RowForm:
     ahead: int = 2
     slots: int = 0
     lanes: int = 0
+    several = False  # whether a tile may be several rows that begin alike; then the CTAs of a row are no cluster
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
             rule = f"has room for rows of {self.length} elements"
             raise InputError("RowForm(columns, ctas)", (self.columns, self.ctas), rule, "take more of either")
-        if self.rows > 1 and self.apart > 1:
+        if self.rows > 1 and self.apart > 1 and not self.several:
             raise InputError("RowForm(rows)", self.rows, "is 1 of rows that begin anywhere", "use packed=True, or 1")
         if self.piece and (
             self.columns % self.piece or (self.rows, self.each, self.held, self.packed) != (1, 1, False, False)

@@ -24,6 +24,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (
     BOX,
+    LINE,
     MARGIN,
     RowForm,
     alignment_of,
@@ -52,7 +53,8 @@ from tmapipe.tiles.persistent import Grouped, PersistentTiles
 # lies in the slot. Each CTA takes one tile or a few; several share a multiprocessor.
 
 
-BEFORE = 8  # elements before the first number of a column or a row: a multiple of 16 bytes of any type
+BEFORE = 16  # elements before the first number of a column or a row: a multiple of 32 bytes of any type
+LEAST_MARGIN = 64  # elements more than columns of a vector beside tiles of several rows
 MOST_ELEMENTS = MOST_EXTENT  # of a tensor that is seen as a vector: places along it have 32 bits
 
 
@@ -91,7 +93,7 @@ class Rows(Schedule):
         self.tiles = PersistentTiles(Grouped(1)) if form.slots else GridTiles(Grouped(1), form.share, form.each)
         if self.stored:
             self.over += " n"
-            self.cluster = {"n": form.ctas}
+            self.cluster = {} if form.several else {"n": form.ctas}
         if self.stored or (form.apart == 1 and not form.packed):
             self.relations = (Dim("n", size=form.length),)
         self.work = Role(warps=form.warps)
@@ -101,8 +103,9 @@ class Rows(Schedule):
             self.once = BarrierRing(producer=self.load, consumer=self.work, per="cta")
         if form.piece:
             self.beside = BarrierRing(form.ahead, producer=self.load, consumer=self.work)
-        group = MulticastGroup("n") if form.ctas > 1 and self.stored else None
-        self.across = ReductionScratch(self.work, rows=form.rows, group=group)
+        if not form.several or form.ctas == 1:
+            group = MulticastGroup("n") if form.ctas > 1 and self.stored else None
+            self.across = ReductionScratch(self.work, rows=form.rows, group=group)
         for name in self.loaded:
             setattr(self, name, self._rows_in())
         for name in self.columns:
@@ -135,7 +138,8 @@ class Rows(Schedule):
         if form.apart == 1 and form.even:
             return BulkLoadStage("n", tile=(columns,), ring=ring)
         if form.apart > 1:
-            columns = BOX if columns + BEFORE <= BOX else columns + MARGIN  # boxes are whole lines of shared memory
+            more = LEAST_MARGIN if form.several else MARGIN  # boxes are whole lines of shared memory
+            columns = BOX if columns + BEFORE <= BOX else columns + more
         return TmaLoadStage("n", tile=(columns,), ring=ring)
 
     def _rows_out(self, vector: int) -> ThreadStoreStage:
@@ -158,7 +162,9 @@ class Rows(Schedule):
         if self.stored:
             with k.ring.produce() as slot:
                 self._load_rows(slot, tile)
-                if self.form.each == 1 and not self.form.piece:
+                if self.form.several:
+                    self._load_columns(slot, tile.n, BEFORE - (self.before(tile) + BEFORE - 1) // BEFORE * BEFORE)
+                elif self.form.each == 1 and not self.form.piece:
                     self._load_columns(slot, tile.n)
             if self.form.piece:
                 for first in self.form.pieces:
@@ -182,7 +188,8 @@ class Rows(Schedule):
             elif form.apart == 1:
                 stage.load_from(self.row(tile), n * form.columns)
             else:
-                stage.load_from(tile.a, self._begin(tile) // form.unit * form.unit + n * form.columns)
+                first = self._begin(tile) // form.unit * form.unit + n * form.columns
+                stage.load_from(tile.a * form.rows, first)
         for name in self.given:
             getattr(slot, name).load_from(self.row(tile) // BEFORE * BEFORE)
 
@@ -244,7 +251,8 @@ class Rows(Schedule):
         stage = getattr(k.once if self.form.each > 1 else slot, name)  # of a piece, *slot* is one of `beside`
         if self.form.apart == 1:
             return stage.read(columns_of=values)
-        return stage.read(columns_of=values, at=BEFORE - self.before(tile))
+        before = self.before(tile)
+        return stage.read(columns_of=values, at=(LINE - before) % BEFORE if self.form.several else BEFORE - before)
 
     def store_rows(self, stage: Any, tile: Tile, values: Any, first: int = 0) -> None:
         """Stores a fragment of rows, or of a row's piece that begins in the CTA's column *first*."""
@@ -252,7 +260,7 @@ class Rows(Schedule):
         surely = max(0, form.surely[0] - first), min(form.piece or form.columns, form.surely[1] - first)
         surely = surely if surely[0] < surely[1] and (form.alike or form.apart == 1) else (0, 0)
         if form.apart > 1:
-            stage.store_from(tile.b, tile.a, self.first(tile) + first, values=values, surely=surely)
+            stage.store_from(tile.b, tile.a * form.rows, self.first(tile) + first, values=values, surely=surely)
         elif form.piece:
             stage.store_from(tile.m, tile.n * form.columns + first, values=values, surely=surely)
         else:
@@ -310,7 +318,7 @@ class Rows(Schedule):
         """These tensors of some rows, as stages take them."""
         form, height = self.form, given[self.loaded[0]].shape[0]
         unit, cuts = form.rows * form.apart, [0, height]
-        if self.grouped and form.apart > 1:
+        if (self.grouped or form.several) and form.apart > 1:
             cuts = sorted({0, height - height % form.apart, height})
         elif form.packed or form.apart > 1:
             cuts = [*range(0, height, max(1, MOST_ELEMENTS // (form.pitch or form.length) // unit) * unit), height]
@@ -326,7 +334,7 @@ class Rows(Schedule):
             return x.reshape(-1)
         if form.apart == 1:
             return x
-        several = min(height, form.apart) if self.grouped else height
+        several = min(height, form.apart) if self.grouped or form.several else height
         if name in self.loaded:
             return together(x, several, form.start)
         x = x.reshape(height // several, several, *x.shape[1:])
