@@ -15,7 +15,7 @@ from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
 from tmapipe.tuning.dequant import built_dequant, ranked_dequant
 
-ROWS, COLUMNS, K = 37, 136, 192
+ROWS, COLUMNS, K = 37, 136, 384
 choose_dequant = functools.partial(tuning.choose_dequant, look=1)  # by the model, on a GPU too
 LEAST = {"int8": -128, "int4": -8, "uint4": 0}
 COUNT = {"int8": 256, "int4": 16, "uint4": 16}
@@ -73,9 +73,9 @@ def test_parts_of_k_of_which_one_is_empty(kind, group, zeros):
 
 GEMV = [
     ("int8", None, False, (8, 16, 64), 4, None),
-    ("fp8_e4m3", None, False, (8, 32, 32), 4, tp.math.relu),
-    ("int8", 32, True, (12, 32, 64), 2, None),
-    ("uint4", 64, False, (4, 8, 64), 8, tp.math.relu),
+    ("fp8_e4m3", None, False, (8, 32, 64), 4, tp.math.relu),
+    ("int8", 32, True, (12, 32, 64), 4, None),
+    ("uint4", 64, False, (4, 16, 128), 4, tp.math.relu),
 ]
 
 
@@ -108,23 +108,46 @@ def test_gemv_of_nothing(group):
 def test_tensors_and_parts_of_gemv_that_do_not_fit_are_refused():
     a, b, scale, _, _ = problem("int8", 64, False)
     gemv = DequantGemv("int8", (8, 16, 128), group=64)
-    refused(gemv, a, b, scale, argument="a.shape", rule="multiple of 128")
-    refused(gemv, a[:, :128], b, scale, argument="b.shape", rule="multiple of 128")
-    refused(gemv, a[:, :128], b[:, :128], scale, argument="scale.shape", rule="multiple of 2")
+    refused(gemv, a[:, :192], b, scale, argument="a.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b[:, :192], scale, argument="b.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b[:, :128], scale[:3], argument="scale.shape", rule="multiple of 2")
     refused(DequantGemv("int8", (8, 16, 64), group=32), a, b, scale[:2], argument="scale", rule="")
-    refused(DequantGemv, "int8", (8, 16, 128), 3, argument="parts", rule="multiple of 64")
-    refused(DequantGemv, "int8", (8, 24, 128), 8, argument="parts", rule="n 8 to 64")
-    refused(DequantGemv, "int8", (8, 16, 256), argument="tile[2]", rule="128, 64, 32 bytes")
+    refused(DequantGemv, "int8", (8, 16, 128), 3, argument="parts", rule="multiple of 4")
+    refused(DequantGemv, "int8", (8, 24, 128), 8, argument="parts", rule="n 16 or 32")
+    refused(DequantGemv, "int8", (24, 16, 128), argument="parts", rule="m up to 16")
+    refused(DequantGemv, "int8", (8, 16, 256), argument="tile[2]", rule="128 or 64 bytes")
     refused(DequantGemv, "int8", group=48, argument="group", rule="divides the 128")
+    refused(DequantGemv, "int8", group=8, argument="group", rule="at least 16")
     refused(DequantGemv, "int8", zeros=True, argument="zeros", rule="with groups")
     bias = tp.epilogue.Epilogue(lambda acc, bias: acc + bias, operands={"bias": tp.epilogue.PerColumn()})
     refused(DequantGemv, "int8", epilogue=bias, argument="epilogue", rule="function of the sums")
 
 
+class Turned(tp.Schedule):
+    load, turn = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(stages=1, producer=load, consumer=turn)
+    x = tp.TmaLoadStage("w", tile=(96,), ring=ring, dtype="fp32")
+    y = tp.ThreadStoreStage("m n", tile=(8, 12), role=turn, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load_from(0)
+
+    @turn.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            k.y.store(tile, slot.x.read(tile=(8, 12), pitch=8, at=(0,), transposed=True))
+
+
 def test_rows_that_are_read_as_columns_are_shared_evenly():
-    uneven = DequantGemv("int8", (8, 16, 64))
-    uneven.tile = (8, 12, 64)  # the GPU read other numbers than the model
-    refused(uneven.program, argument="tile", rule="share unevenly")
+    refused(Turned().program, argument="tile", rule="share unevenly")  # the GPU read other numbers than the model
+
+
+def test_rows_for_mma_lie_in_spans_of_128_bytes():
+    plain = DequantGemv("int8", (4, 16, 64))
+    plain.a = tp.TmaLoadStage("k m e", tile=(4, 4, 64), ring=plain.ring, swizzle=64)
+    refused(plain.program, argument="k.own.products", rule="swizzled by 128 bytes")
 
 
 def test_operands_from_registers_need_registers_of_their_own():

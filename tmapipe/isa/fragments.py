@@ -65,6 +65,12 @@ class Fragments(Carried):
         in which scale and -zero * scale are rounded before. Generic proxy. The arguments are those of `Accumulator.widened`;
         registers: the registers of the packed words, as for `operand`."""
 
+    def products(
+        self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, zero: SlotRef | None, scale: SlotRef | None
+    ) -> Any:
+        """``ld.shared`` and ``mma.sync``: the data of *sums*, distributed as accumulators are, plus products of rows in slot
+        *rows* with weights in slot *few*, as `BoundRegisterTile.products` says. Generic proxy."""
+
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
         is complete. registers: which, of several sets that take turns.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
+import attrs
 import greenlet
 import numpy as np
 
@@ -24,7 +25,7 @@ from tmapipe.isa.ops import Counted, Exit, Flight, Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import Reductions, of_data, raw_name
 from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location, shapes_of
-from tmapipe.model.memory import Accumulator, Memory, Written, convert, weights
+from tmapipe.model.memory import Accumulator, Memory, Written, convert, few_rows, weights
 from tmapipe.model.run import Run, TraceEntry, tracer
 from tmapipe.model.state import POLICIES, Scheduler, State, Watcher
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
@@ -69,13 +70,22 @@ class MachineFragments(Reductions):
 
     def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers))
-        (rows, _, k), where = matmul.shape, (matmul.warpgroups, matmul.first_warp, matmul.teams)
-        data = self.read(slot, AccumulatorLayout(rows, k // (1 + kind.endswith("int4")), *where)).data
-        if self.memory is None:
-            return None
-        layout = AccumulatorLayout(rows, k, *where)
+        layout = attrs.evolve(AccumulatorLayout.of(matmul), columns=matmul.shape[2])
+        data = self.read(slot, attrs.evolve(layout, columns=slot.buffer.tile[-1])).data
         by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
-        return weights(data, kind, matmul.b.dtype, *by)
+        return None if data is None else weights(data, kind, matmul.b.dtype, *by)
+
+    def products(self, sums: Any, rows: SlotRef, few: SlotRef, kind: str, zero: Any, scale: Any) -> Any:
+        own, warps, n = sums.layout.warp(self.isa.warp), sums.layout.warps, sums.layout.columns
+        each, dtype = rows.buffer.tile[0] // warps, rows.buffer.dtype
+        left = self._rows(rows, own * each + np.minimum(np.arange(-(-each // 8) * 8), each - 1))
+        right = self._rows(few, own * n + np.arange(n))
+        parts = (x and self._rows(x, np.arange(own, x.buffer.tile[0], warps)) for x in (zero, scale))
+        by = [() if part is None else tuple(part[..., None].astype(np.float32)) for part in parts]
+        return None if left is None else few_rows(sums.data, left, weights(right, kind, dtype, *by), kind)
+
+    def _rows(self, slot: SlotRef, rows: np.ndarray) -> Any:
+        return self._read(slot, at=rows[:, None] * slot.buffer.tile[-1] + np.arange(slot.buffer.tile[-1]))
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
@@ -151,8 +161,6 @@ class MachineFragments(Reductions):
         self.isa.give(self.places(values))
         self.isa.emit(sent(self.isa, slot, barrier, cta, layout.warp(self.isa.warp), layout.warps))
 
-    # ---- epilogues ------------------------------------------------------------------------------------------------
-
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         layout = fragments[0].layout
         assert layout is not None
@@ -203,8 +211,6 @@ class MachineFragments(Reductions):
             fix = "pass it only for tiles in which they always count"
             raise InputError("reduction of a tile (surely)", surely, rule, fix)
         return super().only_inside(tile, along, first, end, surely, other)
-
-    # ---- data -----------------------------------------------------------------------------------------------------
 
     numbers = (("bool", (bool, np.bool_)), ("int32", (int, np.integer)), ("fp32", (float, np.floating)))
 

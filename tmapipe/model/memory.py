@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -314,6 +315,18 @@ def weights(data: np.ndarray, kind: str, dtype: DType, zeros: Any = (), scales: 
             plus = convert(-zero * by, dtype).astype(np.float64)
             parts_of.append(convert(part * convert(by, dtype).astype(np.float64) + plus, dtype).astype(np.float32))
     return np.concatenate(parts_of, -1)
+
+
+def few_rows(sums: np.ndarray, left: np.ndarray, right: np.ndarray, kind: str) -> np.ndarray:
+    """*sums* [1, 16, n] plus *left* [8 or 16, k] times *right* [n, k], weights of *kind*, as `Fragments.products` adds them:
+    of each so many elements of k as four lanes have at once, 16 at a time."""
+    k, rows = np.arange(left.shape[1]), np.zeros((16, left.shape[1]), np.float32)
+    parts = k.reshape(-1, 4, 2, 2, 4, 2) if kind.endswith("int4") else k.reshape(-1, 4, 1, 4, 2, 2).swapaxes(3, 4)
+    order = parts.transpose(0, 4, 2, 3, 1, 5).reshape(len(parts), -1)  # of [chunk, lane, c, half, word, 2]
+    totals, rows[: len(left)] = [sums[0].copy(), *(np.zeros_like(sums[0]) for _ in order[1:])], left
+    for total, some in zip(totals, order, strict=True):
+        accumulate(total, products(rows[:, some], right[:, some], 16))
+    return functools.reduce(np.add, totals)[None]
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tmapipe.barrier import Turnstile
-from tmapipe.errors import ScopeError, permit
+from tmapipe.errors import ScopeError, permit, require
 from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Wgmma
@@ -388,12 +388,32 @@ class BoundRegisterTile(Carried):
     """A `RegisterTile` in the role that computes it."""
 
     def __init__(self, plan: HeldTile):
-        self.plan = plan
+        self.plan, self.layout = plan, AccumulatorLayout.of(plan)
 
     def read(self, part: PartInSlot) -> Fragment:
         """The tile *part* of an open slot as a fragment of fp32. A store takes the values that are computed from it."""
-        values = part.read_piece(AccumulatorLayout.of(self.plan), ("rows", "columns"))
+        values = part.read_piece(self.layout, ("rows", "columns"))
         return values if values.kind == "fp32" else combine("widen", values)
+
+    def products(self, few: PartInSlot, rows: PartInSlot, sums: Fragment, kind: str, *numbers: Any) -> Fragment:
+        """*sums* of this tile plus products of few rows with rows of weights, by ``mma.sync``. Each warp has 16 rows of sums,
+        and a part of k. Rows of sums beyond the last row repeat it; beyond eight, of eight rows or fewer, they stay as before.
+
+        Args:
+            few, rows: For each warp as many weights of *kind* as the tile has columns; up to 16 rows of as many elements.
+            numbers: Zero and scale, as for `widened`: of each group of k, for each warp, as many numbers. None: 0, and 1.
+        """
+        (a, b), bits, warps = (x.part.buffer for x in (rows, few)), 4 if kind.endswith("int4") else 8, self.layout.warps
+        fits = b.swizzle == b.tile[-1] >= 64 and b.tile[0] == warps * self.plan.shape[1] and a.dtype.bytes == 2
+        fits = fits and a.swizzle == 128 and a.tile[0] % warps == 0 < a.tile[0] <= 16 * warps
+        rule = "has up to 16 rows for each warp, swizzled by 128 bytes, and weights rows of 64 or 128 bytes"
+        fits = fits and 8 * b.tile[-1] == bits * a.tile[-1]
+        require(fits and sums.layout == self.layout, f"k.{self.plan.name}.products", a.tile, rule, "e.g. (32, 128)")
+        for part in (few, rows, *filter(None, numbers)):
+            part.by_threads()
+        fragments = few.part.isa.fragments
+        data = fragments.products(sums, rows.ref, few.ref, kind, *(x and x.ref for x in numbers))
+        return Fragment(fragments, sums.layout, "tile", "fp32", data)
 
 
 Epilogue = Callable[..., Any]

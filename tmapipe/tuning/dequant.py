@@ -41,8 +41,9 @@ SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that
 #: The last ones: of scaling what is added, and bytes of each sum of a part.
 FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, FEW_SCALING, ADDED = 7600, 1050, 8470, 5300, 2.5
 #: Of `DequantGemv`, fitted to 51 forms (4 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
-GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 24, 11500, 170, {8: 7.7, 4: 4.7}, 4.9
+GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 16, 11500, 170, {8: 7.7, 4: 4.7}, 4.9
 GEMV_DRAM, GEMV_SHARED = 1510.0, 0.91  # bytes a clock; and the share of warps in turn
+GEMV_HELD = {8: 56, 4: 64}  # registers, besides a column's sums
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
 
@@ -78,31 +79,35 @@ def ranked_dequant(
             fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
             found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
-    gemv = itertools.product((2, 4, 8), (8, 16, 32), (64, 128, 256)[: 3 if bits == 4 else 2])
+    gemv = itertools.product((4, 8, 16), (16, 32), (1024 // bits, 512 // bits))
     for parts, tn, tk in gemv if m <= GEMV_ROWS and (group or not zeros) else ():
         tm = next(tm for tm in range(m, m + 32) if tm * parts % 8 == tm * tn % 32 == 0)
-        share = ceil_div(ceil_div(n, tn), multiprocessors)
-        if tn * parts in (64, 128, 256) and k % tk == 0 and not (group and tk % group) and share <= MOST_SHARING:
-            slots = _slots_of_each((tm, tn, tk), share, 1, bits, group, parts)
-            if slots >= min(3, ceil_div(k, tk * parts)):
-                found.append(((tm, tn, tk), (1, 1), parts, share, slots))
+        share, turns = ceil_div(ceil_div(n, tn), multiprocessors), ceil_div(k, tk * parts)
+        if k % tk == 0 and not (group and (tk % group or group * bits < 128)) and share <= MOST_SHARING:
+            slots = _slots_of_gemv((tm, tn, tk), share, parts, bits, group)
+            if slots >= min(3, turns):
+                found.append(((tm, tn, tk), (1, 1), parts, share, min(slots, turns)))
     return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, bool(group) or zeros, multiprocessors))
 
 
-def _slots_of_each(
-    tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None, inside: int = 1
-) -> int:
-    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers. inside: parts of
-    a slot, of `DequantGemv`."""
+def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
+    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers."""
     tm, tn, tk = tile
-    slot = inside * (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk))
-    sums = 4 * tn * tm * inside**2 * (2 if parts > 1 else 1)
-    room = (GridTiles(ctas=share).room("sm_90a") or 0) - sums - 2 * BARRIERS
-    left = LEFT if bits == 8 or share < 4 or inside > 1 else FEW_LEFT
-    held = (tm * inside + tk) // 2 + left + (inside > 1)  # sums, two sets of weights, and others
-    registers = launch_registers(tn * inside // 16 + 2, arch_named("sm_90a"), share)
-    fits = held <= registers and (inside == 1 or registers > 64)  # of so few, ptxas serializes matmuls
-    return min(SLOTS + 2 * (inside > 1), room // slot) if fits else 0
+    slot = 2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 4 * tn * tm * (2 if parts > 1 else 1) - 2 * BARRIERS
+    left = LEFT if bits == 8 or share < 4 else FEW_LEFT
+    held = (tm + tk) // 2 + left  # sums, two sets of weights, and others
+    fits = held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share)
+    return min(SLOTS, room // slot) if fits else 0
+
+
+def _slots_of_gemv(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
+    """As `_slots_of_each`, of a `DequantGemv` whose slots have *parts* parts."""
+    tm, tn, tk = tile
+    slot = parts * (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk))
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 64 * tn * parts - 2 * BARRIERS
+    fits = launch_registers(parts + 5, arch_named("sm_90a"), share) >= GEMV_HELD[bits] + tn // 2 + (tm > 8) * 8
+    return min(2 * SLOTS, room // slot) if fits else 0
 
 
 def dequant_clocks(
