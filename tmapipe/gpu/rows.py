@@ -233,7 +233,8 @@ def products(isa: GpuWarp, sums: Fragment, rows: SlotRef, few: SlotRef, kind: st
         group = 4 * j // lanes if lanes > 2 else (4 * j + q) >> lanes - 1
         place = group * layout.warps + warp, g + 8 * tile
         two = [x and Float32(isa.buffers[x.buffer.name][(*place, x.stage)]) for x in (zero, scale)]
-        return _scales(*([[x]] if x is not None else [] for x in two), in_bf16)[0][0]
+        zeros, scales = ([] if x is None else [[x]] for x in two)
+        return _scales(zeros, scales, in_bf16)[0][0]
 
     early = [asked(j) for j in range(chunks)] if several == len(own) == 1 else []  # others need too many registers
     totals = [list(sums.data), *([Float32(0.0)] * len(sums.data) for _ in range(1, chunks))]  # matmuls wait less
