@@ -40,9 +40,9 @@ FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (
 SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that share one; rows and bits of long slots
 #: The last ones: of scaling what is added, and bytes of each sum of a part.
 FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, FEW_SCALING, ADDED = 7600, 1050, 8470, 5300, 2.5
-#: Of `DequantGemv`, fitted to 51 forms (4 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
-GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 16, 11500, 170, {8: 7.7, 4: 4.7}, 4.9
-GEMV_DRAM, GEMV_SHARED = 1510.0, 0.91  # bytes a clock; and the share of warps in turn
+#: Of `DequantGemv`, fitted to 55 forms (4 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
+GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 16, 10000, 190, {8: 0.031, 4: 0.035}, 25.0
+GEMV_DRAM, GEMV_L2 = 2000.0, 50.0  # bytes a clock, of all and of one multiprocessor
 GEMV_HELD = {8: 56, 4: 64}  # registers, besides a column's sums
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
@@ -120,10 +120,10 @@ def dequant_clocks(
     kind = "int4" if bits == 4 else weights.split("_")[0]
     each = (SCALED if scaled else INSTRUCTIONS)[kind]
     if tn % 64:
-        step = GEMV_STEP + tk / 2 * GEMV_EACH[bits] * max(1, GEMV_SHARED * share * tn * parts / 64)
-        few = parts * tn * tk * bits / 8
-        memory = max(share * (few + 2 * parts * tm * tk) / L2, few * ceil_div(n, tn) / GEMV_DRAM)
-        return GEMV_LAUNCH + ceil_div(k, tk * parts) * max(step, memory) + GEMV_SUM * m * parts**2 * tn / 64
+        few, turns = tn * k * bits / 8, ceil_div(k, tk * parts)
+        step = GEMV_STEP + GEMV_EACH[bits] * tn * tk * parts * share
+        memory = max(few * ceil_div(n, tn) / GEMV_DRAM, share * (few + 2 * tm * k) / GEMV_L2)
+        return GEMV_LAUNCH + max(memory + step, turns * step) + GEMV_SUM * parts * ceil_div(tm * tn, 128)
     down, right = ceil_div(m, tm), ceil_div(ceil_div(n, tn), across) * across
     tiles = down * right * parts
     waves, busy = ceil_div(tiles, share * multiprocessors), min(tiles, share * multiprocessors)
@@ -150,14 +150,16 @@ def different_dequant(
     shape: tuple[int, int, int], forms: list[DequantForm], weights: str, scaled: bool, multiprocessors: int = 132
 ) -> list[DequantForm]:
     """The first of each kind of *forms*, of those that the model finds nearly as fast as the very first. Kinds are tiles of
-    weights where there are few rows, else numbers of tiles along m. Arguments as of `dequant_clocks`."""
+    weights where there are few rows, and the parts of a slot, else numbers of tiles along m. Arguments as of
+    `dequant_clocks`."""
     m, kinds = shape[0], dict[Any, DequantForm]()
     least = dequant_clocks(shape, forms[0], weights, scaled, multiprocessors)
     for form in forms:
-        (tm, *tile), _, _, share, _ = form
+        (tm, *tile), _, parts, share, _ = form
         if dequant_clocks(shape, form, weights, scaled, multiprocessors) > UNSURE * least:
             break
-        kinds.setdefault((*tile, share) if m <= SMALL_M // 2 else (ceil_div(m, tm), *tile), form)
+        of_few = (*tile, share, parts * (tile[0] % 64 > 0))
+        kinds.setdefault(of_few if m <= SMALL_M // 2 else (ceil_div(m, tm), *tile), form)
     return [*kinds.values()]
 
 
