@@ -88,8 +88,10 @@ class GpuFragments(PeerFragments, Sums):
         of_rows = [[x.data for x in each] for each in (zero, scale)]
         return widened_weights(self.isa, matmul, slot, kind, *of_rows)
 
-    def products(self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, zero: Any, scale: Any) -> Any:
-        return products(self.isa, sums, rows, few, kind, zero, scale)
+    def products(
+        self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any
+    ) -> Any:
+        return products(self.isa, sums, rows, few, kind, parts, *([x.data for x in each] for each in (zero, scale)))
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))

@@ -208,46 +208,51 @@ def _scaled(word: Any, by: Any, in_bf16: bool) -> Any:
     return emit_ptx(f"fma.rn.{kind} $0, $1, $2, $3;", "rrr", word, scale, plus, words=1, pure=True)[0]
 
 
-def products(isa: GpuWarp, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, zero: Any, scale: Any) -> list[Any]:
+def products(
+    isa: GpuWarp, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any
+) -> list[Any]:
     """The data of `Fragments.products`. Of each 64 bytes of a row of weights, lane 4 g + q has those from 16 q on. It
     multiplies them in the order in which they lie: any order of k is right that both operands have."""
     layout, a, b, in_bf16 = sums.layout, rows.buffer, few.buffer, rows.buffer.dtype == bf16
-    assert layout is not None
+    assert isinstance(layout, AccumulatorLayout)
     warp, g, q = layout.warp(isa.warp), isa.lane // 4, isa.lane % 4
-    each, chunks, tiles = a.tile[0] // layout.warps, b.tile[-1] // 64, range(layout.columns // 8)
+    own, each, chunks = warp // (layout.warps // parts) * (a.tile[0] // parts), a.tile[0] // parts, b.tile[-1] // 64
     several = 2 if kind.endswith("int4") else 1  # matmuls of 16 elements of k, from 4 bytes of each lane
-    own = [choose(g + i < each, g + i, Int32(each - 1)) for i in range(0, each, 8)]
-    of_a = [isa.slot_address(a, rows.stage) + a.byte_in_slot(warp * each + row, 32 * several * q) for row in own]
-    of_b = isa.slot_address(b, few.stage) + b.byte_in_slot(layout.columns * warp + g, 16 * q)
+    how = _of_lanes(_scales(zero, scale, in_bf16), chunks, q)
+    first = [choose(g + i < each, g + i, Int32(each - 1)) for i in range(0, layout.columns, 8)]
+    of_a = [isa.slot_address(a, rows.stage) + a.byte_in_slot(own + row, 32 * several * q) for row in first]
+    of_b = isa.slot_address(b, few.stage) + b.byte_in_slot(16 * warp + g, 16 * q)
 
     def asked(j: int) -> tuple[list[Any], list[Any]]:
         further = several * j * a.tile[0] * a.swizzle
-        words = [_shared((of_b + 8 * tile * b.tile[-1]) ^ 64 * j) for tile in tiles]
+        words = [_shared((of_b + 8 * half * b.tile[-1]) ^ 64 * j) for half in range(2)]
         return words, [[x for i in range(2 * several) for x in _shared((at + further) ^ 16 * i)] for at in of_a]
 
-    def scaling(j: int, tile: int) -> Any:
-        """How the lane scales its weights in chunk *j* of a row, as `_scaled` takes it."""
-        if scale is None:
-            return None
-        lanes = 4 * chunks * layout.warps // scale.buffer.tile[0]  # with the same numbers
-        group = 4 * j // lanes if lanes > 2 else (4 * j + q) >> lanes - 1
-        place = group * layout.warps + warp, g + 8 * tile
-        two = [x and Float32(isa.buffers[x.buffer.name][(*place, x.stage)]) for x in (zero, scale)]
-        zeros, scales = ([] if x is None else [[x]] for x in two)
-        return _scales(zeros, scales, in_bf16)[0][0]
-
-    early = [asked(j) for j in range(chunks)] if several == len(own) == 1 else []  # others need too many registers
+    early = [asked(j) for j in range(chunks)] if several == 1 else []  # of 4 bits they need too many registers
     totals = [list(sums.data), *([Float32(0.0)] * len(sums.data) for _ in range(1, chunks))]  # matmuls wait less
     for j, data in enumerate(totals):
-        words, beside = early[j] if early else asked(j)
-        how = [scaling(j, tile) for tile in tiles]
-        for i, tile in itertools.product(range(4), tiles):
-            right, place = _numbers(words[tile][i], kind, how[tile], in_bf16), slice(4 * tile, 4 * tile + 4)
-            for step in range(several):
-                at = [8 * step + 4 * half + i if several > 1 else 2 * i + half for half in range(2)]
-                left = [part[x] for x in at for part in (*beside, [Int32(0)] * 16)[:2]]
-                data[place] = _multiplied(data[place], left, right[2 * step : 2 * step + 2], in_bf16)
+        words, others = early[j] if early else asked(j)
+        for i in range(4):
+            two = [_numbers(row[i], kind, how[j][half], in_bf16) for half, row in enumerate(words)]
+            for step, (at, beside) in itertools.product(range(several), enumerate(others)):
+                left = [two[half][2 * step + second] for second in range(2) for half in range(2)]
+                right = [beside[8 * step + 4 * second + i if several > 1 else 2 * i + second] for second in range(2)]
+                data[4 * at : 4 * at + 4] = _multiplied(data[4 * at : 4 * at + 4], left, right, in_bf16)
     return [functools.reduce(operator.add, numbers) for numbers in zip(*totals, strict=True)]
+
+
+def _of_lanes(how: list[Any], chunks: int, q: Any) -> list[Any]:
+    """Of the numbers of `_scales` those of the calling lane, for each of equal *chunks* of k, which four lanes share."""
+    found, each = list[Any](), max(1, len(how) // chunks)
+    for j in range(chunks):
+        mine, *others = how[j * len(how) // chunks :][:each]
+        for i, other in enumerate(others, 1):
+            mine = [
+                tuple(None if x is None else choose(q >= 4 * i // each, y, x) for x, y in zip(*pair, strict=True))
+                for pair in zip(mine, other, strict=True)
+            ]
+        found.append(mine)
+    return found
 
 
 def _shared(address: Any) -> list[Any]:

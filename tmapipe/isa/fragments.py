@@ -66,10 +66,10 @@ class Fragments(Carried):
         registers: the registers of the packed words, as for `operand`."""
 
     def products(
-        self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, zero: SlotRef | None, scale: SlotRef | None
+        self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any
     ) -> Any:
-        """``ld.shared`` and ``mma.sync``: the data of *sums*, distributed as accumulators are, plus products of rows in slot
-        *rows* with weights in slot *few*, as `BoundRegisterTile.products` says. Generic proxy."""
+        """``ld.shared`` and ``mma.sync``: the data of *sums*, distributed as accumulators are, plus products of the weights in
+        slot *few* with the rows in slot *rows*, as `BoundRegisterTile.products` says. Generic proxy."""
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group

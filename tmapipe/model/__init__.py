@@ -15,7 +15,7 @@ import attrs
 import greenlet
 import numpy as np
 
-from tmapipe.base.arithmetic import total
+from tmapipe.base.arithmetic import DType, total
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError, permit, require
 from tmapipe.isa import applied, ops, where_is
@@ -71,21 +71,21 @@ class MachineFragments(Reductions):
     def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers))
         layout = attrs.evolve(AccumulatorLayout.of(matmul), columns=matmul.shape[2])
-        data = self.read(slot, attrs.evolve(layout, columns=slot.buffer.tile[-1])).data
-        by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
-        return None if data is None else weights(data, kind, matmul.b.dtype, *by)
+        return self._weights(slot, layout, kind, matmul.b.dtype, zero, scale)
 
-    def products(self, sums: Any, rows: SlotRef, few: SlotRef, kind: str, zero: Any, scale: Any) -> Any:
-        own, warps, n = sums.layout.warp(self.isa.warp), sums.layout.warps, sums.layout.columns
-        each, dtype = rows.buffer.tile[0] // warps, rows.buffer.dtype
-        left = self._rows(rows, own * each + np.minimum(np.arange(-(-each // 8) * 8), each - 1))
-        right = self._rows(few, own * n + np.arange(n))
-        parts = (x and self._rows(x, np.arange(own, x.buffer.tile[0], warps)) for x in (zero, scale))
-        by = [() if part is None else tuple(part[..., None].astype(np.float32)) for part in parts]
-        return None if left is None else few_rows(sums.data, left, weights(right, kind, dtype, *by), kind)
+    def _weights(self, few: SlotRef, layout: AccumulatorLayout, kind: str, dtype: DType, *numbers: Any) -> Any:
+        data = self.read(few, attrs.evolve(layout, columns=few.buffer.tile[-1])).data
+        by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in numbers]
+        return None if data is None else weights(data, kind, dtype, *by)
 
-    def _rows(self, slot: SlotRef, rows: np.ndarray) -> Any:
-        return self._read(slot, at=rows[:, None] * slot.buffer.tile[-1] + np.arange(slot.buffer.tile[-1]))
+    def products(self, sums: Any, rows: SlotRef, few: SlotRef, kind: str, parts: int, *numbers: Any) -> Any:
+        layout, (height, k), dtype = sums.layout, rows.buffer.tile, rows.buffer.dtype
+        of_k, own = attrs.evolve(layout, columns=k), layout.warp(self.isa.warp) * parts // layout.warps
+        each = np.minimum(np.arange(layout.columns), height // parts - 1) + own * (height // parts)
+        left = self._weights(few, of_k, kind, dtype, *numbers)
+        right = self._read(rows, at=each[:, None] * k + np.arange(k))
+        four = kind.endswith("int4")
+        return None if left is None else few_rows(sums.data[0], left[0], right.astype(np.float32), four)[None]
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))

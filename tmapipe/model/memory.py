@@ -317,16 +317,18 @@ def weights(data: np.ndarray, kind: str, dtype: DType, zeros: Any = (), scales: 
     return np.concatenate(parts_of, -1)
 
 
-def few_rows(sums: np.ndarray, left: np.ndarray, right: np.ndarray, kind: str) -> np.ndarray:
-    """*sums* [1, 16, n] plus *left* [8 or 16, k] times *right* [n, k], weights of *kind*, as `Fragments.products` adds them:
-    of each so many elements of k as four lanes have at once, 16 at a time."""
-    k, rows = np.arange(left.shape[1]), np.zeros((16, left.shape[1]), np.float32)
-    parts = k.reshape(-1, 4, 2, 2, 4, 2) if kind.endswith("int4") else k.reshape(-1, 4, 1, 4, 2, 2).swapaxes(3, 4)
-    order = parts.transpose(0, 4, 2, 3, 1, 5).reshape(len(parts), -1)  # of [chunk, lane, c, half, word, 2]
-    totals, rows[: len(left)] = [sums[0].copy(), *(np.zeros_like(sums[0]) for _ in order[1:])], left
+def few_rows(sums: np.ndarray, left: np.ndarray, right: np.ndarray, four: bool) -> np.ndarray:
+    """*sums* [16, n] plus *left* [16, k] times *right* [n, k], as `Fragments.products` adds them: of each so many elements of
+    k as four lanes have at once, 16 at a time. four: whether weights have 4 bits."""
+    k = np.arange(left.shape[1])
+    parts = (
+        k.reshape(-1, 4, 2, 2, 4, 2) if four else k.reshape(-1, 4, 1, 4, 2, 2).swapaxes(3, 4)
+    )  # [, q, c, half, i, 2]
+    order = parts.transpose(0, 4, 2, 3, 1, 5).reshape(len(parts), -1)
+    totals = [sums.copy(), *(np.zeros_like(sums) for _ in order[1:])]
     for total, some in zip(totals, order, strict=True):
-        accumulate(total, products(rows[:, some], right[:, some], 16))
-    return functools.reduce(np.add, totals)[None]
+        accumulate(total, products(left[:, some], right[:, some], 16))
+    return functools.reduce(np.add, totals)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -395,24 +395,22 @@ class BoundRegisterTile(Carried):
         values = part.read_piece(self.layout, ("rows", "columns"))
         return values if values.kind == "fp32" else combine("widen", values)
 
-    def products(self, few: PartInSlot, rows: PartInSlot, sums: Fragment, kind: str, *numbers: Any) -> Fragment:
-        """*sums* of this tile plus products of few rows with rows of weights, by ``mma.sync``. Each warp has 16 rows of sums,
-        and a part of k. Rows of sums beyond the last row repeat it; beyond eight, of eight rows or fewer, they stay as before.
+    def products(self, few: PartInSlot, rows: PartInSlot, sums: Fragment, kind: str, parts: int, *by: Any) -> Fragment:
+        """*sums* of this tile, plus the products of each row of weights with the few rows of its part, by ``mma.sync``.
 
         Args:
-            few, rows: For each warp as many weights of *kind* as the tile has columns; up to 16 rows of as many elements.
-            numbers: Zero and scale, as for `widened`: of each group of k, for each warp, as many numbers. None: 0, and 1.
+            few: Weights of *kind*, a row for each row of the tile. They and *by*, zero and scale, are as for `widened`.
+            rows: In *parts* equal parts, as the weights. Columns of sums for which a part has no row repeat its last row.
         """
-        (a, b), bits, warps = (x.part.buffer for x in (rows, few)), 4 if kind.endswith("int4") else 8, self.layout.warps
-        fits = b.swizzle == b.tile[-1] >= 64 and b.tile[0] == warps * self.plan.shape[1] and a.dtype.bytes == 2
-        fits = fits and a.swizzle == 128 and a.tile[0] % warps == 0 < a.tile[0] <= 16 * warps
-        rule = "has up to 16 rows for each warp, swizzled by 128 bytes, and weights rows of 64 or 128 bytes"
-        fits = fits and 8 * b.tile[-1] == bits * a.tile[-1]
+        (a, b), bits = (each.part.buffer for each in (rows, few)), 4 if kind.endswith("int4") else 8
+        fits = b.swizzle == b.tile[-1] >= 64 and b.tile[0] == self.plan.shape[0] and 8 * b.tile[-1] == bits * a.tile[-1]
+        fits = fits and a.dtype.bytes == 2 and a.swizzle == 128 and a.tile[0] % parts == self.layout.warps % parts == 0
+        rule = "has as many elements as weights, swizzled by 128 bytes, and weights by their rows of 64 or 128 bytes"
         require(fits and sums.layout == self.layout, f"k.{self.plan.name}.products", a.tile, rule, "e.g. (32, 128)")
-        for part in (few, rows, *filter(None, numbers)):
-            part.by_threads()
+        few.by_threads()
+        rows.by_threads()
         fragments = few.part.isa.fragments
-        data = fragments.products(sums, rows.ref, few.ref, kind, *(x and x.ref for x in numbers))
+        data = fragments.products(sums, rows.ref, few.ref, kind, parts, *by)
         return Fragment(fragments, sums.layout, "tile", "fp32", data)
 
 

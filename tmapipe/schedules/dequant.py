@@ -13,7 +13,7 @@ import numpy as np
 
 from tmapipe.barrier import BarrierRing, Role, Turnstile
 from tmapipe.base import MulticastGroup
-from tmapipe.base.arithmetic import Dim, fp32
+from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.bind import Bound, check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.epilogue import Epilogue, Reductions
@@ -279,7 +279,7 @@ def _times(acc: Any, scale: Any) -> Any:
 # DequantGemv: few rows of a, whose CTAs need no other CTA's sums.
 #
 # load (1 warp)        weights and a of all parts of k-tile 0, 1, 2, ... -> ring
-# math (warpgroups)    each warp multiplies one part; then all sums -> total (1 to 4 warps), which adds them
+# math (warpgroups)    a warp multiplies 16 rows of weights of one part; then all sums -> total (1 to 4 warps), which adds them
 #
 # Tensor cores multiply by mma.sync, which takes both operands from registers: so a lane reads 16 bytes of weights at once, and
 # the elements of a that go with them, in whatever order they lie.
@@ -291,9 +291,9 @@ class DequantGemv(DequantGemm):
 
     Args:
         weights: As of `DequantGemm`.
-        tile: (m, n, k): rows of a (up to 16), columns of d (16 or 32), and elements along k of a part, which divide k: of 8
-            bits 64 or 128, of 4 bits 128 or 256.
-        parts: Parts of a slot, a multiple of 4, each of which a warp multiplies: m * parts is a multiple of 8, m * n of 32.
+        tile: (m, n, k): rows of a, columns of d (16 or 32), and elements along k of a part, which divide k: of 8 bits
+            64 or 128, of 4 bits 128 or 256.
+        parts: Parts of a slot: n * parts is 64 for each warpgroup, m * parts a multiple of 8, m * n of 32.
         ctas: How many CTAs share a multiprocessor.
         stages: Slots.
         group: Elements along k that share a scale: 16 bytes of weights or more, which divide those of a part. None: all.
@@ -321,9 +321,9 @@ class DequantGemv(DequantGemm):
         self._take(weights, group, zeros)
         check_numbers("tile", tile, "(m, n, k)", (16, 16, 128))
         (m, n, k), row = tile, tile[2] * self.bits // 8
-        fits = all(map(is_count, (*tile, parts))) and n in (16, 32) and m <= 16
-        fits = fits and parts % 4 == m * parts % 8 == m * n % 32 == 0
-        rule = "has parts a multiple of 4, m * parts of 8, m * n of 32, m up to 16, and n 16 or 32"
+        fits = all(map(is_count, (*tile, parts))) and n in (16, 32)
+        fits = fits and n * parts % 64 == m * parts % 8 == m * n % 32 == 0
+        rule = "has n * parts a multiple of 64, m * parts of 8, m * n of 32, and n 16 or 32"
         require(fits, "DequantGemv(tile, parts)", (tile, parts), rule, "e.g. (16, 16, 128) and 4")
         require(row in SPANS[:2], "tile[2]", k, "is 128 or 64 bytes of weights", "e.g. 128")
         least = 128 // self.bits  # 16 bytes, which a lane reads at once
@@ -333,7 +333,7 @@ class DequantGemv(DequantGemm):
         require(group or not zeros, "DequantGemv(zeros)", zeros, "goes with groups", "use DequantGemm")
         fused, rule = Epilogue.of(epilogue), "is a function of the sums, or None"
         require(not fused.operands and not fused.outputs, "DequantGemv(epilogue)", epilogue, rule, "use DequantGemm")
-        self.epilogue, self.math = fused if group else scaled(fused), Role(warpgroups=parts // 4)
+        self.epilogue, self.math = fused if group else scaled(fused), Role(warpgroups=n * parts // 64)
         self.total = Role(warps=next(warps for warps in (4, 2, 1) if m * n % (64 * warps) == 0 or warps == 1))
         self.tile, self.parts, self.tiles, self.groups = tile, parts, GridTiles(Grouped(1), ctas), k // (group or k)
         same = [Dim(name, of="k", per=1) for name, has in (("bytes", self.bits == 4), ("g", group)) if has]
@@ -348,9 +348,9 @@ class DequantGemv(DequantGemm):
         self.scale = TmaLoadStage(numbers, tile=few, ring=self.once or ring)
         if zeros:
             self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
-        self.own = RegisterTile(self.math, (16 * parts, n))
+        self.weight = RegisterTile(self.math, (n * parts, ceil_div(m, 8) * 8))
         self.sums = BarrierRing(1, producer=self.math, consumer=self.total)
-        self.part = SharedStage(tile=(16 * parts, n), ring=self.sums, writer=self.math, dtype=fp32)
+        self.part = SharedStage(tile=(n * parts, ceil_div(m, 8) * 8), ring=self.sums, writer=self.math, dtype=fp32)
         self.d = ThreadStoreStage("m n", tile=(m, n), role=self.total, vector=2)
         self.reductions, self.operands = Reductions({}, adding_rows), None
 
@@ -390,24 +390,27 @@ class DequantGemv(DequantGemm):
 
     @math.jit
     def multiply(self, k: KernelContext, tile: Tile) -> None:
-        sums = k.full("own", 0.0)
+        sums = k.full("weight", 0.0)
         for _ in range(self.tile_slots(k, tile)):
             with k.ring.consume() as slot:
-                numbers = slot.zero if self.zeros else None, slot.scale if self.group else None
-                sums = k.own.products(slot.b, slot.a, sums, self.weights, *numbers)
+                zero = self._of_rows(k, slot.zero) if self.zeros else ()
+                scale = self._of_rows(k, slot.scale) if self.group else ()
+                sums = k.weight.products(slot.b, slot.a, sums, self.weights, self.parts, zero, scale)
         with k.sums.produce() as slot:
             slot.part.write(sums)
 
     @total.jit
     def add_parts(self, k: KernelContext, tile: Tile) -> None:
         with k.sums.consume() as slot:
-            total = functools.reduce(
-                operator.add, (slot.part.read(tile=self.d.tile, at=(16 * i, 0), width=2) for i in range(self.parts))
-            )
+            total = functools.reduce(operator.add, (self._part(slot, i) for i in range(self.parts)))
         if self.once is None:
             k.d.store(tile, total, self.epilogue.function)
         else:
             with k.once.consume() as slot:
-                scale = slot.scale.read(tile=self.d.tile, pitch=0, at=0, width=2)  # the same in all rows
+                scale = slot.scale.read(tile=self.d.tile, pitch=0, at=0, width=1)  # the same in all rows
             assert self.epilogue.function is not None
             k.d.store(tile, self.epilogue.function(total, scale))
+
+    def _part(self, slot: Any, i: int) -> Any:
+        (m, n, _), pitch = self.tile, self.part.tile[1]
+        return slot.part.read(tile=(m, n), pitch=pitch, at=(i * n * pitch,), transposed=True)

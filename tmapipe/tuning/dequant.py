@@ -40,10 +40,10 @@ FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (
 SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that share one; rows and bits of long slots
 #: The last ones: of scaling what is added, and bytes of each sum of a part.
 FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, FEW_SCALING, ADDED = 7600, 1050, 8470, 5300, 2.5
-#: Of `DequantGemv`, fitted to 55 forms (4 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
-GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 16, 10000, 190, {8: 0.031, 4: 0.035}, 25.0
-GEMV_DRAM, GEMV_L2 = 2000.0, 50.0  # bytes a clock, of all and of one multiprocessor
-GEMV_HELD = {8: 56, 4: 64}  # registers, besides a column's sums
+#: Of `DequantGemv`, fitted to 55 forms (5 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
+GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 24, 10020, 250, {8: 0.027, 4: 0.039}, 17.7
+GEMV_DRAM, GEMV_L2 = 1825.0, 40.0  # bytes a clock, of all and of one multiprocessor
+GEMV_HELD = {8: 56, 4: 72}  # registers
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
 
@@ -80,7 +80,8 @@ def ranked_dequant(
         if fits and (parts == 1 or k // tk // parts >= 2):
             found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
     gemv = itertools.product((4, 8, 16), (16, 32), (1024 // bits, 512 // bits))
-    for parts, tn, tk in gemv if m <= GEMV_ROWS and (group or not zeros) else ():
+    for warps, tn, tk in gemv if m <= GEMV_ROWS and (group or not zeros) else ():
+        parts = 16 * warps // tn
         tm = next(tm for tm in range(m, m + 32) if tm * parts % 8 == tm * tn % 32 == 0)
         share, turns = ceil_div(ceil_div(n, tn), multiprocessors), ceil_div(k, tk * parts)
         if k % tk == 0 and not (group and (tk % group or group * bits < 128)) and share <= MOST_SHARING:
@@ -105,8 +106,9 @@ def _slots_of_gemv(tile: tuple[int, int, int], share: int, parts: int, bits: int
     """As `_slots_of_each`, of a `DequantGemv` whose slots have *parts* parts."""
     tm, tn, tk = tile
     slot = parts * (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk))
-    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 64 * tn * parts - 2 * BARRIERS
-    fits = launch_registers(parts + 5, arch_named("sm_90a"), share) >= GEMV_HELD[bits] + tn // 2 + (tm > 8) * 8
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 4 * tn * parts * ceil_div(tm, 8) * 8 - 2 * BARRIERS
+    held = GEMV_HELD[bits] + (8 if bits == 8 else 24) * (ceil_div(tm, 8) - 1)
+    fits = launch_registers(tn * parts // 16 + 5, arch_named("sm_90a"), share) >= held
     return min(2 * SLOTS, room // slot) if fits else 0
 
 
