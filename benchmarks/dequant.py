@@ -82,7 +82,8 @@ def forms(problem: Quantized) -> dict[str, Callable[[], DequantGemm]]:
     shape = problem.m, problem.n, problem.k
     for form in ranked_dequant(shape, problem.weights, problem.group, problem.zeros):
         tile, cluster, parts, share, _ = form
-        kind = (*tile[1:], share) if problem.m <= FEW else (ceil_div(problem.m, tile[0]), *tile[1:])
+        few = problem.m <= FEW
+        kind = (*tile[1:], share, parts * (tile[1] % 64 > 0)) if few else (ceil_div(problem.m, tile[0]), *tile[1:])
         if kind not in kinds and len(kinds) < MOST:
             kinds.add(kind)
             name = f"{'x'.join(map(str, tile))} {'x'.join(map(str, cluster))} parts {parts}"

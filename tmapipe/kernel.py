@@ -61,12 +61,12 @@ def _init_barriers(isa: Isa) -> None:
         return
 
     def init() -> None:
+        for part in plan.described:
+            isa.prefetch_descriptor(part)
         for barrier in plan.barriers:
             isa.mbarrier_init(barrier, barrier.count)
         if plan.target.tma:  # else there are neither peers nor engines to see them
             isa.fence_mbarrier_init()
-        for part in plan.described:
-            isa.prefetch_descriptor(part)
 
     free = [first + count - 1 for first, count in without_role(plan)]
     isa.when(isa.warp == (free or [plan.warps - 1])[-1], init)

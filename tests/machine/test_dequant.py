@@ -15,7 +15,7 @@ from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
 from tmapipe.tuning.dequant import built_dequant, ranked_dequant
 
-ROWS, COLUMNS, K = 37, 136, 192
+ROWS, COLUMNS, K = 37, 136, 384
 choose_dequant = functools.partial(tuning.choose_dequant, look=1)  # by the model, on a GPU too
 LEAST = {"int8": -128, "int4": -8, "uint4": 0}
 COUNT = {"int8": 256, "int4": 16, "uint4": 16}
@@ -73,9 +73,9 @@ def test_parts_of_k_of_which_one_is_empty(kind, group, zeros):
 
 GEMV = [
     ("int8", None, False, (8, 16, 64), 4, None),
-    ("fp8_e4m3", None, False, (8, 32, 32), 4, tp.math.relu),
+    ("fp8_e4m3", None, False, (8, 32, 64), 4, tp.math.relu),
     ("int8", 32, True, (12, 32, 64), 2, None),
-    ("uint4", 64, False, (4, 8, 64), 8, tp.math.relu),
+    ("uint4", 64, False, (4, 16, 128), 4, tp.math.relu),
 ]
 
 
@@ -108,23 +108,30 @@ def test_gemv_of_nothing(group):
 def test_tensors_and_parts_of_gemv_that_do_not_fit_are_refused():
     a, b, scale, _, _ = problem("int8", 64, False)
     gemv = DequantGemv("int8", (8, 16, 128), group=64)
-    refused(gemv, a, b, scale, argument="a.shape", rule="multiple of 128")
-    refused(gemv, a[:, :128], b, scale, argument="b.shape", rule="multiple of 128")
-    refused(gemv, a[:, :128], b[:, :128], scale, argument="scale.shape", rule="multiple of 2")
+    refused(gemv, a[:, :192], b, scale, argument="a.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b[:, :192], scale, argument="b.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b[:, :128], scale[:3], argument="scale.shape", rule="multiple of 2")
     refused(DequantGemv("int8", (8, 16, 64), group=32), a, b, scale[:2], argument="scale", rule="")
     refused(DequantGemv, "int8", (8, 16, 128), 3, argument="parts", rule="multiple of 64")
-    refused(DequantGemv, "int8", (8, 24, 128), 8, argument="parts", rule="n 8 to 64")
-    refused(DequantGemv, "int8", (8, 16, 256), argument="tile[2]", rule="128, 64, 32 bytes")
+    refused(DequantGemv, "int8", (8, 24, 128), 8, argument="parts", rule="n 16 or 32")
+    refused(DequantGemv, "int8", (8, 16, 256), argument="tile[2]", rule="128 or 64 bytes")
     refused(DequantGemv, "int8", group=48, argument="group", rule="divides the 128")
+    refused(DequantGemv, "int8", group=8, argument="group", rule="at least 16")
     refused(DequantGemv, "int8", zeros=True, argument="zeros", rule="with groups")
     bias = tp.epilogue.Epilogue(lambda acc, bias: acc + bias, operands={"bias": tp.epilogue.PerColumn()})
     refused(DequantGemv, "int8", epilogue=bias, argument="epilogue", rule="function of the sums")
 
 
 def test_rows_that_are_read_as_columns_are_shared_evenly():
-    uneven = DequantGemv("int8", (8, 16, 64))
+    uneven = DequantGemv("int8", (4, 16, 64))
     uneven.tile = (8, 12, 64)  # the GPU read other numbers than the model
     refused(uneven.program, argument="tile", rule="share unevenly")
+
+
+def test_rows_for_mma_lie_in_spans_of_128_bytes():
+    plain = DequantGemv("int8", (4, 16, 64))
+    plain.a = tp.TmaLoadStage("k m e", tile=(4, 4, 64), ring=plain.ring, swizzle=64)
+    refused(plain.program, argument="k.weight.products", rule="swizzled by 128 bytes")
 
 
 def test_operands_from_registers_need_registers_of_their_own():
@@ -138,15 +145,15 @@ def test_operands_from_registers_need_registers_of_their_own():
 
 
 def test_a_form_is_chosen():
-    few = choose_dequant((9, 6016, 13312), "int4", group=128)
+    few = choose_dequant((9, 2048, 13312), "int4", group=128)
     assert isinstance(few, DequantGemv) and few.d.tile[0] in (10, 12) and not few.tiles.in_parts
-    assert not isinstance(choose_dequant((9, 6016, 13312), "int4", group=96), DequantGemv)  # which no part has
+    assert not isinstance(choose_dequant((9, 2048, 13312), "int4", group=96), DequantGemv)  # which no part has
     assert not isinstance(choose_dequant((9, 256, 8192), "int8", epilogue=tp.math.relu), DequantGemv)
     many = choose_dequant((5937, 4736, 8320), "fp8_e4m3")
     assert many.a.tile[0] >= 192 and many.cluster["n"] == 2 and not many.tiles.in_parts
     assert choose_dequant((40, 64, 4096), "int8").tiles.in_parts
     together = choose_dequant(
-        (8, 10880, 1152), "uint4", group=128, zeros=True
+        (8, 13440, 1152), "uint4", group=128, zeros=True
     )  # more CTAs than multiprocessors, all at once
     assert together.tiles == GridTiles(Grouped(1), 2) and together.plan().smem_bytes < 227 << 9
     beside = choose_dequant((8, 10880, 1152), "uint4", group=128, epilogue=lambda acc: acc * 2)

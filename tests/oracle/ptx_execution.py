@@ -408,7 +408,7 @@ def _data(ptx: Ptx, sources: list[Sources]) -> set[str]:
     definitions: dict[str, list[Sources]] = {}
     for i, of in zip(ptx.instructions, sources, strict=True):
         for register in defined(i):
-            definitions.setdefault(register, []).append(ALWAYS if i.is_a("wgmma") else of)
+            definitions.setdefault(register, []).append(ALWAYS if i.is_a("wgmma", "mma") else of)
     found: set[str] = set()
     before = -1
     while before < len(found):

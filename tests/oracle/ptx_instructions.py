@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.oracle.ptx import Instruction
 from tests.oracle.ptx_copies import Act, Numbers, address, copying, each
-from tests.oracle.ptx_matmuls import multiplying
+from tests.oracle.ptx_matmuls import multiplying, multiplying_in_warps
 from tests.oracle.ptx_memory import PEER, Wrong
 from tests.oracle.ptx_numbers import arithmetic, kind_of, reader, reduction, unsigned
 
@@ -392,7 +392,7 @@ def _barrier(i: Instruction) -> Act | None:
 
 
 WAITS: dict[str, Callable[[Instruction], Wait]] = {
-    **dict.fromkeys(("shfl", "vote", "redux", "elect", "bar.warp", "stmatrix", "ldmatrix"), _together),
+    **dict.fromkeys(("shfl", "vote", "redux", "elect", "bar.warp", "stmatrix", "ldmatrix", "mma"), _together),
     **dict.fromkeys(("bar.sync", "barrier.sync", "barrier.cta.sync"), _bar),
     "barrier.cluster.wait": _cluster_wait,
     "mbarrier.try_wait": _try_wait,
@@ -402,7 +402,7 @@ _NOTHING = ("fence", "griddepcontrol", "setmaxnreg", "prefetch", "discard", "mem
 _KINDS: dict[str, Callable[[Instruction], Act | None]] = {
     "ld": _load, "st": _store, "atom": _atom, "red": _atom, "shfl": _shuffle, "elect": _elect, "vote": _vote,
     "redux": _redux, "stmatrix": _matrices, "ldmatrix": _matrices, "mbarrier": _mbarrier, "cp": copying, "mapa": _map,
-    "bar": _barrier, "barrier": _barrier, "wgmma": multiplying,
+    "bar": _barrier, "barrier": _barrier, "wgmma": multiplying, "mma": multiplying_in_warps,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""``wgmma``, for `ptx_machine`: operands by descriptors or in registers, with the model's arithmetic of products.
+"""``wgmma`` and ``mma``, for `ptx_machine`: operands by descriptors or in registers, with the model's arithmetic of products.
 
 What a matmul computes is there at once; the proof says that nobody looks before it has waited.
 """
@@ -15,7 +15,7 @@ from tests.oracle.ptx import Instruction, shape_of
 from tests.oracle.ptx_floats import UNSIGNED, to_float
 from tmapipe.base.arithmetic import accumulate, products
 
-__all__ = ["multiplying"]
+__all__ = ["multiplying", "multiplying_in_warps"]
 
 SIZES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 LANE = np.arange(32)
@@ -108,5 +108,36 @@ def multiplying(i: Instruction) -> Callable[[Any, Any], None] | None:
             accumulate(held, products(rows, seen[key], depth))
             for n, register in enumerate(registers):
                 machine.registers[register][warp] = held[row[n], column[n]].view(np.uint32)
+
+    return execute
+
+
+def multiplying_in_warps(i: Instruction) -> Callable[[Any, Any], None]:
+    """``mma.sync.m16n8k16`` of 16-bit types, whose operands and sums are in registers."""
+    *_, shape, a_rows, b_columns, held_as, left, right, sums = i.opcode.split(".")
+    if (shape, a_rows, b_columns, held_as, sums, SIZES[left]) != ("m16n8k16", "row", "col", "f32", "f32", 2):
+        raise NotImplementedError(i.opcode)
+    to, of_a, of_b, before = ([part.strip() for part in each.strip("{} ").split(",")] for each in i.operands)
+    row, column = LANE // 4, 2 * (LANE % 4)
+
+    def gathered(machine: Any, warp: np.ndarray, registers: list[str], word: str, rows: int, halves: int) -> np.ndarray:
+        """[rows, 16] elements, of which register r has two in row lane / 4 + 8 (r % halves), 8 r / halves columns on."""
+        found = np.zeros((rows, 16))
+        for r, register in enumerate(registers):
+            bits = np.ascontiguousarray(machine.registers[register][warp])
+            two = values(bits.view(np.uint16), word).reshape(32, 2)
+            for j in range(2):
+                found[row + 8 * (r % halves), column + j + 8 * (r // halves)] = two[:, j]
+        return found
+
+    def execute(machine: Any, at: Any) -> None:
+        for warp in machine.numbers(at).reshape(-1, 32):
+            a, b = gathered(machine, warp, of_a, left, 16, 2), gathered(machine, warp, of_b, right, 8, 1)
+            held = np.zeros((16, 8), np.float32)
+            for r, register in enumerate(before):
+                held[row + 8 * (r // 2), column + r % 2] = machine.registers[register][warp].view(np.float32)
+            accumulate(held, products(a, b, 16))
+            for r, register in enumerate(to):
+                machine.registers[register][warp] = held[row + 8 * (r // 2), column + r % 2].view(np.uint32)
 
     return execute

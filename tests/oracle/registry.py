@@ -248,7 +248,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "DequantGemv, int4 in groups",
         lambda: DequantGemv("int4", (4, 16, 128), ctas=2, group=64, zeros=True),
-        lambda: DequantGemv("int4", (2, 16, 64), stages=2, group=32, zeros=True),
+        lambda: DequantGemv("int4", (2, 16, 128), stages=2, group=32, zeros=True),
         ((1, 2, {}),),
     ),
     Registered(

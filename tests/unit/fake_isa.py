@@ -254,7 +254,7 @@ class RecordingIsa(Isa, Fragments):
 #: Methods that give no data, or read a slot.
 for _name in (
     "beside", "packed", "widened", "reduce_in_warp", "read_partials", "scan_in_warp", "picked_of_pairs", "joined_pairs",
-    "chunk_totals", "indices", "number",
+    "chunk_totals", "indices", "number", "products",
 ):  # fmt: skip
     setattr(RecordingIsa, _name, lambda self, *arguments, **named: ())
 for _name in ("read_part", "read_joined", "read_rows_as_columns", "read_transposed"):

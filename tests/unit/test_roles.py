@@ -429,7 +429,7 @@ def test_set_up_and_tails():
     assert loader == ["grid_launch_dependents", "grid_wait", "cta_sync"] + ["wait", "arm", "load"] * 12
     events = record(rows, plan, plan.warps - 1, EXTENTS)
     inits = [("init", b.name, stage, b.count) for b in plan.barriers for stage in range(3)]
-    set_up = [*inits, ("init_fence",), ("prefetch", "x"), ("prefetch", "y"), ("grid_wait",), ("cta_sync",)]
+    set_up = [("prefetch", "x"), ("prefetch", "y"), *inits, ("init_fence",), ("grid_wait",), ("cta_sync",)]
     assert events[: 1 + len(set_up)] == [("grid_launch_dependents",), *set_up]
     storer = [event[0] for event in events]
     assert storer[-2:] == ["wait_group", "arrive"]  # the last slot's read, its release

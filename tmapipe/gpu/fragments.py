@@ -18,8 +18,8 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, slot_layout
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, chosen, emit_ptx, masked, widened
-from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
-from tmapipe.gpu.rows import joined, loaded_numbers, row_step
+from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, write_piece
+from tmapipe.gpu.rows import joined, loaded_numbers, products, row_step, widened_weights
 from tmapipe.gpu.sums import Sums, loaded
 from tmapipe.isa.fragment import Accesses, Fragment, Gaps, Place, RawFunction, SlotRef, Span, call_raw
 from tmapipe.isa.ops import Isa
@@ -87,6 +87,11 @@ class GpuFragments(PeerFragments, Sums):
     def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
         of_rows = [[x.data for x in each] for each in (zero, scale)]
         return widened_weights(self.isa, matmul, slot, kind, *of_rows)
+
+    def products(
+        self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any
+    ) -> Any:
+        return products(self.isa, sums, rows, few, kind, parts, *([x.data for x in each] for each in (zero, scale)))
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))

@@ -1,19 +1,28 @@
-"""Where rows of a tile lie in global memory, elements with gaps between them, and vectors of a slot in shared memory."""
+"""Where rows of a tile lie in global memory, elements with gaps, vectors of a slot in shared memory; weights of few bits."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
+from tmapipe.base.arithmetic import bf16
 from tmapipe.gpu import cute_type, full_shape
 from tmapipe.gpu.control import choose, emit_ptx
-from tmapipe.isa.fragment import Gaps
+from tmapipe.isa.fragment import Fragment, Gaps, SlotRef
 from tmapipe.plan.model import Load, Store
-from tmapipe.plan.rings import Buffer
-from tmapipe.plan.thread_layout import VectorLayout
+from tmapipe.plan.rings import Buffer, Matmul
+from tmapipe.plan.thread_layout import AccumulatorLayout, VectorLayout
+
+if TYPE_CHECKING:
+    from tmapipe.gpu.fragments import GpuWarp
 
 
 class RowsOfTile:
@@ -122,3 +131,173 @@ def vectors_of_part(buffer: Buffer, start: Any, layout: VectorLayout, first: Seq
         address, align = found[place] + patterns * PATTERN, layout.width * size
         pointer = cute.make_ptr(cute_type(buffer.dtype), address, cute.AddressSpace.smem, assumed_align=align)
         yield cute.make_tensor(pointer, cute.make_layout(layout.width))
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+#
+# Weights of few bits as operand a: two to a word, in few instructions. The bits 0x4300 are 128 in bf16, and the last place
+# of 128 is worth 1. So a number that is or-ed into the last bits is added to 128. In fp16, 0x6400 is 1024, likewise.
+# Integer instructions take twice as long as fma, so numbers are scaled two at a time by an fma of 16 bits.
+
+
+def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any) -> list[Any]:
+    """A thread's words, in the order of `operand`. zero, scale: for each part of k a number for each of its two rows."""
+    buffer, four, in_bf16 = slot.buffer, kind.endswith("int4"), matmul.b.dtype == bf16
+    how = _scales(zero, scale, in_bf16)
+    row = AccumulatorLayout.of(matmul).group(isa.warp) * 64
+    row = row + isa.warp % 4 * 16 + isa.lane // 4
+    start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
+    words, units = dict[tuple[int, int], Any](), buffer.tile[-1] // 16
+    for unit in range(units):
+        at = start + buffer.byte_in_slot(row, 16 * unit) + isa.lane % 4 * (4 if four else 2)
+        for half in range(2):
+            if four:
+                (eight,) = emit_ptx(f"ld.shared.u32 $0, [$1+{8 * half * pitch}];", "r", at, words=1)
+                numbers = _four_bits(eight, kind, in_bf16)
+            else:
+                places = [8 * half * pitch + 8 * i for i in range(2)]
+                pairs = [emit_ptx(f"ld.shared.u16 $0, [$1+{place}];", "r", at, words=1)[0] for place in places]
+                numbers = [_eight_bits(pair, kind, in_bf16) for pair in pairs]
+            by = how[unit * len(how) // units][half]
+            for i, number in enumerate(numbers):
+                word = number if by is None else _scaled(number, by, in_bf16)
+                words[len(numbers) // 2 * unit + i // 2, half + 2 * (i % 2)] = word
+    return [words[place] for place in sorted(words)]
+
+
+def _scales(zero: Any, scale: Any, in_bf16: bool) -> list[Any]:
+    """For each part of k and each of two rows: None, or a word of the scale twice and one of -zero * scale, or None for 0."""
+    parts = max(len(zero), len(scale))
+    if not parts:
+        return [(None, None)]
+    twice = "{ .reg .f32 x; mul.f32 x, $1, $2; cvt.rn." + ("bf16x2" if in_bf16 else "f16x2") + ".f32 $0, x, x; }"
+
+    def both(x: Any, by: Any) -> Any:
+        return emit_ptx(twice, "ff", x, by, words=1, pure=True)[0]
+
+    one = Float32(1.0)
+    by = scale or [(one, one)] * parts
+    less = [[both(-y, x) for x, y in zip(*each, strict=True)] for each in zip(by, zero, strict=True)] if zero else None
+    return [[(both(x, one), less[part][half] if less else None) for half, x in enumerate(by[part])]
+            for part in range(parts)]  # fmt: skip
+
+
+def _four_bits(eight: Any, kind: str, in_bf16: bool) -> list[Any]:
+    """Words of the lowest four bits of each half of *eight*, of the next four, and so on."""
+    magic = (0x4300 if in_bf16 else 0x6400) * 0x10001 | (0x80008 if kind == "int4" else 0)
+    numbers = []
+    for bit in range(0, 16, 4):
+        text = f"lop3.b32 $0, $1, 0x000f000f, {magic:#x}, 0x6a;"
+        if bit:
+            text = f"{{ .reg .b32 x; shr.u32 x, $1, {bit}; {text.replace('$1', 'x')} }}"
+        (word,) = emit_ptx(text, "r", eight, words=1, pure=True)
+        numbers.append(_less(word, magic, in_bf16))
+    return numbers
+
+
+def _eight_bits(pair: Any, kind: str, in_bf16: bool, half: int = 0) -> Any:
+    """The word of two bytes, the lower or the upper ones of *pair*."""
+    places = (0x4140, 0x4342)[half]
+    if kind.startswith("fp8"):
+        form = kind.removeprefix("fp8_")
+        text = f"{{ .reg .b16 x<2>; mov.b32 {{x0, x1}}, $1; cvt.rn.f16x2.{form}x2 $0, x{half}; }}"
+        (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
+        return _of_fp16(word) if in_bf16 else word
+    if not in_bf16:
+        text = f"{{ .reg .b32 x; prmt.b32 x, $1, 0x64646464, {places:#x}; xor.b32 $0, x, 0x00800080; }}"
+        (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
+        return _less(word, 0x64806480, False)
+    # 128 and the low seven bits, less 128 or, of a negative number, 256
+    (word,) = emit_ptx(f"prmt.b32 $0, $1, 0, {places:#x};", "r", pair, words=1, pure=True)
+    text = "{ .reg .b32 x, y; lop3.b32 x, $1, 0x7f007f, 0x43004300, 0xea; lop3.b32 y, $1, 0x800080, 0x43004300, 0xea; "
+    return emit_ptx(text + "sub.bf16x2 $0, x, y; }", "r", word, words=1, pure=True)[0]
+
+
+def _less(word: Any, bits: int, in_bf16: bool) -> Any:
+    """A word's two numbers less that with these bits."""
+    kind = "bf16x2" if in_bf16 else "f16x2"
+    text = f"{{ .reg .b32 x; mov.b32 x, {bits:#x}; sub.{kind} $0, $1, x; }}"
+    return emit_ptx(text, "r", word, words=1, pure=True)[0]
+
+
+def _of_fp16(word: Any) -> Any:
+    """A word's two numbers of fp16 in bf16."""
+    text = "{ .reg .b16 l, h; .reg .f32 x, y; mov.b32 {l, h}, $1; cvt.f32.f16 x, l; cvt.f32.f16 y, h; "
+    return emit_ptx(text + "cvt.rn.bf16x2.f32 $0, y, x; }", "r", word, words=1, pure=True)[0]
+
+
+def _scaled(word: Any, by: Any, in_bf16: bool) -> Any:
+    """A word's two numbers times one and, unless it is None, plus another, rounded once."""
+    (scale, plus), kind = by, "bf16x2" if in_bf16 else "f16x2"
+    if plus is None:
+        return emit_ptx(f"mul.{kind} $0, $1, $2;", "rr", word, scale, words=1, pure=True)[0]
+    return emit_ptx(f"fma.rn.{kind} $0, $1, $2, $3;", "rrr", word, scale, plus, words=1, pure=True)[0]
+
+
+def products(
+    isa: GpuWarp, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any
+) -> list[Any]:
+    """The data of `Fragments.products`. Of each 64 bytes of a row of weights, lane 4 g + q has those from 16 q on. It
+    multiplies them in the order in which they lie: any order of k is right that both operands have."""
+    layout, a, b, in_bf16 = sums.layout, rows.buffer, few.buffer, rows.buffer.dtype == bf16
+    assert isinstance(layout, AccumulatorLayout)
+    warp, g, q = layout.warp(isa.warp), isa.lane // 4, isa.lane % 4
+    own, each, chunks = warp // (layout.warps // parts) * (a.tile[0] // parts), a.tile[0] // parts, b.tile[-1] // 64
+    several = 2 if kind.endswith("int4") else 1  # matmuls of 16 elements of k, from 4 bytes of each lane
+    how = _of_lanes(_scales(zero, scale, in_bf16), chunks, q)
+    first = [choose(g + i < each, g + i, Int32(each - 1)) for i in range(0, layout.columns, 8)]
+    of_a = [isa.slot_address(a, rows.stage) + a.byte_in_slot(own + row, 32 * several * q) for row in first]
+    of_b = isa.slot_address(b, few.stage) + b.byte_in_slot(16 * warp + g, 16 * q)
+
+    def asked(j: int) -> tuple[list[Any], list[Any]]:
+        further = several * j * a.tile[0] * a.swizzle
+        words = [_shared((of_b + 8 * half * b.tile[-1]) ^ 64 * j) for half in range(2)]
+        return words, [[x for i in range(2 * several) for x in _shared((at + further) ^ 16 * i)] for at in of_a]
+
+    early = [asked(j) for j in range(chunks)] if several == 1 else []  # of 4 bits they need too many registers
+    totals = [list(sums.data), *([Float32(0.0)] * len(sums.data) for _ in range(1, chunks))]  # matmuls wait less
+    for j, data in enumerate(totals):
+        words, others = early[j] if early else asked(j)
+        for i in range(4):
+            two = [_numbers(row[i], kind, how[j][half], in_bf16) for half, row in enumerate(words)]
+            for step, (at, beside) in itertools.product(range(several), enumerate(others)):
+                left = [two[half][2 * step + second] for second in range(2) for half in range(2)]
+                right = [beside[8 * step + 4 * second + i if several > 1 else 2 * i + second] for second in range(2)]
+                data[4 * at : 4 * at + 4] = _multiplied(data[4 * at : 4 * at + 4], left, right, in_bf16)
+    return [functools.reduce(operator.add, numbers) for numbers in zip(*totals, strict=True)]
+
+
+def _of_lanes(how: list[Any], chunks: int, q: Any) -> list[Any]:
+    """Of the numbers of `_scales` those of the calling lane, for each of equal *chunks* of k, which four lanes share."""
+    found, each = list[Any](), max(1, len(how) // chunks)
+    for j in range(chunks):
+        mine, *others = how[j * len(how) // chunks :][:each]
+        for i, other in enumerate(others, 1):
+            mine = [
+                tuple(None if x is None else choose(q >= 4 * i // each, y, x) for x, y in zip(*pair, strict=True))
+                for pair in zip(mine, other, strict=True)
+            ]
+        found.append(mine)
+    return found
+
+
+def _shared(address: Any) -> list[Any]:
+    return emit_ptx("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r", address, words=4)
+
+
+def _numbers(word: Any, kind: str, by: Any, in_bf16: bool) -> list[Any]:
+    """Words of two numbers, of a word of weights."""
+    if kind.endswith("int4"):
+        numbers = _four_bits(word, kind, in_bf16)
+    else:
+        numbers = [_eight_bits(word, kind, in_bf16, half) for half in range(2)]
+    return numbers if by is None else [_scaled(number, by, in_bf16) for number in numbers]
+
+
+def _multiplied(sums: list[Any], left: list[Any], right: list[Any], in_bf16: bool) -> list[Any]:
+    """Four sums of a lane and the products of 16 x 16 numbers with 16 x 8, as `mma.sync` distributes them."""
+    kind = "bf16" if in_bf16 else "f16"
+    text = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, "
+    text += "{$8, $9}, {$10, $11, $12, $13};"
+    words = emit_ptx(text, "rrrrrrffff", *left, *right, *sums, words=4, ordered=False)
+    return [Float32(llvm.bitcast(T.f32(), word.ir_value())) for word in words]

@@ -65,6 +65,12 @@ class Fragments(Carried):
         in which scale and -zero * scale are rounded before. Generic proxy. The arguments are those of `Accumulator.widened`;
         registers: the registers of the packed words, as for `operand`."""
 
+    def products(
+        self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any
+    ) -> Any:
+        """``ld.shared`` and ``mma.sync``: the data of *sums*, distributed as accumulators are, plus products of the weights in
+        slot *few* with the rows in slot *rows*, as `BoundRegisterTile.products` says. Generic proxy."""
+
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
         is complete. registers: which, of several sets that take turns.

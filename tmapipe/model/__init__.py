@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
+import attrs
 import greenlet
 import numpy as np
 
-from tmapipe.base.arithmetic import total
+from tmapipe.base.arithmetic import DType, total
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError, permit, require
 from tmapipe.isa import applied, ops, where_is
@@ -24,7 +25,7 @@ from tmapipe.isa.ops import Counted, Exit, Flight, Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import Reductions, of_data, raw_name
 from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location, shapes_of
-from tmapipe.model.memory import Accumulator, Memory, Written, convert, weights
+from tmapipe.model.memory import Accumulator, Memory, Written, convert, few_rows, weights
 from tmapipe.model.run import Run, TraceEntry, tracer
 from tmapipe.model.state import POLICIES, Scheduler, State, Watcher
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
@@ -75,13 +76,22 @@ class MachineFragments(Reductions):
 
     def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers))
-        (rows, _, k), where = matmul.shape, (matmul.warpgroups, matmul.first_warp, matmul.teams)
-        data = self.read(slot, AccumulatorLayout(rows, k // (1 + kind.endswith("int4")), *where)).data
-        if self.memory is None:
-            return None
-        layout = AccumulatorLayout(rows, k, *where)
-        by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
-        return weights(data, kind, matmul.b.dtype, *by)
+        layout = attrs.evolve(AccumulatorLayout.of(matmul), columns=matmul.shape[2])
+        return self._weights(slot, layout, kind, matmul.b.dtype, zero, scale)
+
+    def _weights(self, few: SlotRef, layout: AccumulatorLayout, kind: str, dtype: DType, *numbers: Any) -> Any:
+        data = self.read(few, attrs.evolve(layout, columns=few.buffer.tile[-1])).data
+        by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in numbers]
+        return None if data is None else weights(data, kind, dtype, *by)
+
+    def products(self, sums: Any, rows: SlotRef, few: SlotRef, kind: str, parts: int, *numbers: Any) -> Any:
+        layout, (height, k), dtype = sums.layout, rows.buffer.tile, rows.buffer.dtype
+        of_k, own = attrs.evolve(layout, columns=k), layout.warp(self.isa.warp) * parts // layout.warps
+        each = np.minimum(np.arange(layout.columns), height // parts - 1) + own * (height // parts)
+        left = self._weights(few, of_k, kind, dtype, *numbers)
+        right = self._read(rows, at=each[:, None] * k + np.arange(k))
+        four = kind.endswith("int4")
+        return None if left is None else few_rows(sums.data[0], left[0], right.astype(np.float32), four)[None]
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
@@ -157,8 +167,6 @@ class MachineFragments(Reductions):
         self.isa.give(self.places(values))
         self.isa.emit(sent(self.isa, slot, barrier, cta, layout.warp(self.isa.warp), layout.warps))
 
-    # ---- epilogues ------------------------------------------------------------------------------------------------
-
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         layout = fragments[0].layout
         assert layout is not None
@@ -209,8 +217,6 @@ class MachineFragments(Reductions):
             fix = "pass it only for tiles in which they always count"
             raise InputError("reduction of a tile (surely)", surely, rule, fix)
         return super().only_inside(tile, along, first, end, surely, other)
-
-    # ---- data -----------------------------------------------------------------------------------------------------
 
     numbers = (("bool", (bool, np.bool_)), ("int32", (int, np.integer)), ("fp32", (float, np.floating)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -319,6 +320,20 @@ def weights(data: np.ndarray, kind: str, dtype: DType, zeros: Any = (), scales: 
             plus = convert(-zero * by, dtype).astype(np.float64)
             parts_of.append(convert(part * convert(by, dtype).astype(np.float64) + plus, dtype).astype(np.float32))
     return np.concatenate(parts_of, -1)
+
+
+def few_rows(sums: np.ndarray, left: np.ndarray, right: np.ndarray, four: bool) -> np.ndarray:
+    """*sums* [16, n] plus *left* [16, k] times *right* [n, k], as `Fragments.products` adds them: of each so many elements of
+    k as four lanes have at once, 16 at a time. four: whether weights have 4 bits."""
+    k = np.arange(left.shape[1])
+    parts = (
+        k.reshape(-1, 4, 2, 2, 4, 2) if four else k.reshape(-1, 4, 1, 4, 2, 2).swapaxes(3, 4)
+    )  # [, q, c, half, i, 2]
+    order = parts.transpose(0, 4, 2, 3, 1, 5).reshape(len(parts), -1)
+    totals = [sums.copy(), *(np.zeros_like(sums) for _ in order[1:])]
+    for total, some in zip(totals, order, strict=True):
+        accumulate(total, products(left[:, some], right[:, some], 16))
+    return functools.reduce(np.add, totals)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

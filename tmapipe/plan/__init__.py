@@ -300,7 +300,8 @@ def make_plan(
     _check_names(declared)
     types = _resolve_types(declared, dtypes)
     _check_supported(declared, types, target)
-    shared = ctas > 1 and bool(declared.matmuls)
+    # ptxas makes a table of jumps of more than two roles and idle warps, which is read from memory before the first load
+    shared = ctas > 1 if declared.matmuls else bool(declared.register_tiles) and len(declared.roles) > 2
     roles, warps = place_roles(declared, shared)
     launch = launch_registers(warps, target, ctas if shared else 1)
     matmul_roles = check_matmuls(declared, types, target, launch, shared)

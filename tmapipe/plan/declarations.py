@@ -401,7 +401,8 @@ def branches_of(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]
     Warpgroups that run the same roles share a branch: setmaxnreg stands at its top, and their code exists once.
     """
     if not plan.registers:
-        return [(role.first_warp, role.warps, None, [role]) for role in plan.roles]
+        roles = sorted(plan.roles, key=lambda role: role.warps > 1)  # what loads stands first: code is fetched in order
+        return [(role.first_warp, role.warps, None, [role]) for role in roles]
     branches: list[tuple[int, int, int | None, list[RoleWarps]]] = []
     for group in range(plan.warps // 4):
         roles = _of_group(group, plan.roles)

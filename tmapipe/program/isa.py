@@ -199,7 +199,7 @@ _PLAIN = {
         (
             "number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums", "sum_parts", "join_parts",
             "scan_in_warp", "chunk_totals", "add_chunks", "swapped_pairs", "picked_of_pairs",
-            "joined_pairs", "beside",
+            "joined_pairs", "beside", "products",
         ),
         "v",
     ),

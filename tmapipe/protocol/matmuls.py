@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tmapipe.barrier import Turnstile
-from tmapipe.errors import ScopeError, permit
+from tmapipe.errors import ScopeError, permit, require
 from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Wgmma
@@ -388,12 +388,30 @@ class BoundRegisterTile(Carried):
     """A `RegisterTile` in the role that computes it."""
 
     def __init__(self, plan: HeldTile):
-        self.plan = plan
+        self.plan, self.layout = plan, AccumulatorLayout.of(plan)
 
     def read(self, part: PartInSlot) -> Fragment:
         """The tile *part* of an open slot as a fragment of fp32. A store takes the values that are computed from it."""
-        values = part.read_piece(AccumulatorLayout.of(self.plan), ("rows", "columns"))
+        values = part.read_piece(self.layout, ("rows", "columns"))
         return values if values.kind == "fp32" else combine("widen", values)
+
+    def products(self, few: PartInSlot, rows: PartInSlot, sums: Fragment, kind: str, parts: int, *by: Any) -> Fragment:
+        """*sums* of this tile, plus the products of each row of weights with the few rows of its part, by ``mma.sync``.
+
+        Args:
+            few: Weights of *kind*, a row for each row of the tile. They and *by*, zero and scale, are as for `widened`.
+            rows: In *parts* equal parts, as the weights. Columns of sums for which a part has no row repeat its last row.
+        """
+        (a, b), bits = (each.part.buffer for each in (rows, few)), 4 if kind.endswith("int4") else 8
+        fits = b.swizzle == b.tile[-1] >= 64 and b.tile[0] == self.plan.shape[0] and 8 * b.tile[-1] == bits * a.tile[-1]
+        fits = fits and a.dtype.bytes == 2 and a.swizzle == 128 and a.tile[0] % parts == self.layout.warps % parts == 0
+        rule = "has as many elements as weights, swizzled by 128 bytes, and weights by their rows of 64 or 128 bytes"
+        require(fits and sums.layout == self.layout, f"k.{self.plan.name}.products", a.tile, rule, "e.g. (32, 128)")
+        few.by_threads()
+        rows.by_threads()
+        fragments = few.part.isa.fragments
+        data = fragments.products(sums, rows.ref, few.ref, kind, parts, *by)
+        return Fragment(fragments, sums.layout, "tile", "fp32", data)
 
 
 Epilogue = Callable[..., Any]

@@ -13,7 +13,7 @@ import numpy as np
 
 from tmapipe.barrier import BarrierRing, Role, Turnstile
 from tmapipe.base import MulticastGroup
-from tmapipe.base.arithmetic import Dim, fp32
+from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.bind import Bound, check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.epilogue import Epilogue, Reductions
@@ -284,23 +284,25 @@ def _times(acc: Any, scale: Any) -> Any:
 #
 # DequantGemv: few rows of a, whose CTAs need no other CTA's sums.
 #
-# load (1 warp)        a and weights of all parts of k-tile 0, 1, 2, ... -> ring
-# math (warpgroups)    rows of weights that others have too, of another part; then all sums -> total (1 warp), which adds them
+# load (1 warp)        weights and a of all parts of k-tile 0, 1, 2, ... -> ring
+# math (warpgroups)    a warp multiplies 16 rows of weights of one part; then all sums -> total (1 to 4 warps), which adds them
+#
+# Tensor cores multiply by mma.sync, which takes both operands from registers: so a lane reads 16 bytes of weights at once, and
+# the elements of a that go with them, in whatever order they lie.
 
 
 class DequantGemv(DequantGemm):
-    """`DequantGemm` of few rows, whose warps share k: in a matmul, each part of a slot's k has rows of its own, weights below
-    weights, and columns of its own, a beside a. So outputs of few columns have CTAs for all multiprocessors, and no second
-    kernel. a and b are matrices.
+    """`DequantGemm` of few rows, whose warps share k: a slot has several parts of k, each of which has warps of its own. So
+    outputs of few columns have CTAs for all multiprocessors, and no second kernel. a and b are matrices.
 
     Args:
         weights: As of `DequantGemm`.
-        tile: (m, n, k): rows of a, columns of d (8, 16, 32 or 64), and elements along k of a part, which divide k: of 8 bits
-            32, 64 or 128, of 4 bits 64, 128 or 256.
+        tile: (m, n, k): rows of a, columns of d (16 or 32), and elements along k of a part, which divide k: of 8 bits
+            64 or 128, of 4 bits 128 or 256.
         parts: Parts of a slot: n * parts is 64 for each warpgroup, m * parts a multiple of 8, m * n of 32.
         ctas: How many CTAs share a multiprocessor.
         stages: Slots.
-        group: Elements along k that share a scale, which divide those of a part. None: all.
+        group: Elements along k that share a scale: 16 bytes of weights or more, which divide those of a part. None: all.
         zeros: As of `DequantGemm`, with groups.
         epilogue: A function of the sums, element by element; None: d is the sums.
 
@@ -325,34 +327,36 @@ class DequantGemv(DequantGemm):
         self._take(weights, group, zeros)
         check_numbers("tile", tile, "(m, n, k)", (16, 16, 128))
         (m, n, k), row = tile, tile[2] * self.bits // 8
-        fits = all(map(is_count, (*tile, parts))) and n in (8, 16, 32, 64)
+        fits = all(map(is_count, (*tile, parts))) and n in (16, 32)
         fits = fits and n * parts % 64 == m * parts % 8 == m * n % 32 == 0
-        rule = "has n * parts a multiple of 64, m * parts of 8, m * n of 32, and n 8 to 64"
+        rule = "has n * parts a multiple of 64, m * parts of 8, m * n of 32, and n 16 or 32"
         require(fits, "DequantGemv(tile, parts)", (tile, parts), rule, "e.g. (16, 16, 128) and 4")
-        require(row in SPANS, "tile[2]", k, f"is {', '.join(map(str, SPANS))} bytes of weights", "e.g. 128")
-        whole = group is None or (is_count(group) and k % group == 0)
-        require(whole, "DequantGemv(group)", group, f"divides the {k} elements along k of a part", "use DequantGemm")
+        require(row in SPANS[:2], "tile[2]", k, "is 128 or 64 bytes of weights", "e.g. 128")
+        least = 128 // self.bits  # 16 bytes, which a lane reads at once
+        whole = group is None or (is_count(group) and k % group == 0 and group >= least)
+        rule = f"divides the {k} elements along k of a part, and is at least {least}"
+        require(whole, "DequantGemv(group)", group, rule, "use DequantGemm")
         require(group or not zeros, "DequantGemv(zeros)", zeros, "goes with groups", "use DequantGemm")
         fused, rule = Epilogue.of(epilogue), "is a function of the sums, or None"
         require(not fused.operands and not fused.outputs, "DequantGemv(epilogue)", epilogue, rule, "use DequantGemm")
         self.epilogue, self.math = fused if group else scaled(fused), Role(warpgroups=n * parts // 64)
+        self.total = Role(warps=next(warps for warps in (4, 2, 1) if m * n % (64 * warps) == 0 or warps == 1))
         self.tile, self.parts, self.tiles, self.groups = tile, parts, GridTiles(Grouped(1), ctas), k // (group or k)
         same = [Dim(name, of="k", per=1) for name, has in (("bytes", self.bits == 4), ("g", group)) if has]
         fixed = [Dim(name, size=size) for name, size in (("e", k), ("f", row), ("h", self.groups))]
         self.relations = (*(fixed if group else fixed[:2]), *same)
         self.ring = ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        self.a = TmaLoadStage("k m e", tile=(parts, m, k), ring=ring)
+        self.a = TmaLoadStage("k m e", tile=(parts, m, k), ring=ring, swizzle=SPANS[0])
         dims, dtype = ("bytes n f", "int8") if self.bits == 4 else ("k n f", weights)
-        self.b = TmaLoadStage(dims, tile=(parts, n, row), ring=ring, dtype=dtype, swizzle=row)
+        self.b = TmaLoadStage(dims, tile=(parts, n, row), ring=ring, dtype=dtype, swizzle=row, l2_hint="evict_first")
         self.once = None if group else BarrierRing(1, producer=self.load, consumer=self.total)
         numbers, few = ("h g n", (self.groups, parts, n)) if group else ("n", (n,))
         self.scale = TmaLoadStage(numbers, tile=few, ring=self.once or ring)
         if zeros:
             self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
-        self.weight = RegisterTile(self.math, (n * parts, k), dims="n e")
-        self.mma = Wgmma(self.weight, self.a, in_flight=1)
+        self.weight = RegisterTile(self.math, (n * parts, ceil_div(m, 8) * 8))
         self.sums = BarrierRing(1, producer=self.math, consumer=self.total)
-        self.part = SharedStage(tile=(n * self.parts, m * self.parts), ring=self.sums, writer=self.math, dtype=fp32)
+        self.part = SharedStage(tile=(n * parts, ceil_div(m, 8) * 8), ring=self.sums, writer=self.math, dtype=fp32)
         self.d = ThreadStoreStage("m n", tile=(m, n), role=self.total, vector=2)
         self.reductions, self.operands = Reductions({}, adding_rows), None
 
@@ -376,25 +380,30 @@ class DequantGemv(DequantGemm):
         tile = tile.also(e=0, f=0, h=0)
         for step in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
-                slot.a.load(tile, k=step)
                 self._load_weights(slot, tile, step)
+                slot.a.load(tile, k=step)
         if self.once is not None:
             with k.once.produce() as slot:
                 slot.scale.load(tile)
 
-    def _add(self, k: KernelContext, acc: Any) -> None:
-        with k.ring.consume() as slot:
-            acc.add(self._widened(k, acc, slot), slot.a)
+    def _group_of(self, step: Any) -> Any:
+        return step
 
     def empty_value(self, bound: Bound) -> Any:
         """The epilogue of empty sums."""
         scale = {} if self.once is None else {"scale": bound.array("scale").astype(np.float32)}
         return self.epilogue.values((np.zeros(bound.shapes["d"], np.float32),), scale)
 
-    def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...], mirror: Any = False) -> None:
-        """Leaves the sums to the role `total`."""
+    @math.jit
+    def multiply(self, k: KernelContext, tile: Tile) -> None:
+        sums = k.full("weight", 0.0)
+        for _ in range(self.tile_slots(k, tile)):
+            with k.ring.consume() as slot:
+                zero = self._of_rows(k, slot.zero) if self.zeros else ()
+                scale = self._of_rows(k, slot.scale) if self.group else ()
+                sums = k.weight.products(slot.b, slot.a, sums, self.weights, self.parts, zero, scale)
         with k.sums.produce() as slot:
-            slot.part.write(values[0].values())
+            slot.part.write(sums)
 
     @total.jit
     def add_parts(self, k: KernelContext, tile: Tile) -> None:
@@ -410,4 +419,4 @@ class DequantGemv(DequantGemm):
 
     def _part(self, slot: Any, i: int) -> Any:
         (m, n, _), pitch = self.tile, self.part.tile[1]
-        return slot.part.read(tile=(m, n), pitch=pitch, at=(i * (n * pitch + m),), transposed=True)
+        return slot.part.read(tile=(m, n), pitch=pitch, at=(i * n * pitch,), transposed=True)

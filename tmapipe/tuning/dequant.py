@@ -40,9 +40,10 @@ FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (
 SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that share one; rows and bits of long slots
 #: The last ones: of scaling what is added, and bytes of each sum of a part.
 FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, FEW_SCALING, ADDED = 7600, 1050, 8470, 5300, 2.5
-#: Of `DequantGemv`, fitted to 51 forms (4 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
-GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 24, 11500, 170, {8: 7.7, 4: 4.7}, 4.9
-GEMV_DRAM, GEMV_SHARED = 1510.0, 0.91  # bytes a clock; and the share of warps in turn
+#: Of `DequantGemv`, fitted to 55 forms (5 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
+GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 24, 10020, 250, {8: 0.027, 4: 0.039}, 17.7
+GEMV_DRAM, GEMV_L2 = 1825.0, 40.0  # bytes a clock, of all and of one multiprocessor
+GEMV_HELD = {8: 56, 4: 72}  # registers
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
 
@@ -78,31 +79,37 @@ def ranked_dequant(
             fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
             found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
-    gemv = itertools.product((2, 4, 8), (8, 16, 32), (64, 128, 256)[: 3 if bits == 4 else 2])
-    for parts, tn, tk in gemv if m <= GEMV_ROWS and (group or not zeros) else ():
+    gemv = itertools.product((4, 8, 16), (16, 32), (1024 // bits, 512 // bits))
+    for warps, tn, tk in gemv if m <= GEMV_ROWS and (group or not zeros) else ():
+        parts = 16 * warps // tn
         tm = next(tm for tm in range(m, m + 32) if tm * parts % 8 == tm * tn % 32 == 0)
-        share = ceil_div(ceil_div(n, tn), multiprocessors)
-        if tn * parts in (64, 128, 256) and k % tk == 0 and not (group and tk % group) and share <= MOST_SHARING:
-            slots = _slots_of_each((tm, tn, tk), share, 1, bits, group, parts)
-            if slots >= min(3, ceil_div(k, tk * parts)):
-                found.append(((tm, tn, tk), (1, 1), parts, share, slots))
+        share, turns = ceil_div(ceil_div(n, tn), multiprocessors), ceil_div(k, tk * parts)
+        if k % tk == 0 and not (group and (tk % group or group * bits < 128)) and share <= MOST_SHARING:
+            slots = _slots_of_gemv((tm, tn, tk), share, parts, bits, group)
+            if slots >= min(3, turns):
+                found.append(((tm, tn, tk), (1, 1), parts, share, min(slots, turns)))
     return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, bool(group) or zeros, multiprocessors))
 
 
-def _slots_of_each(
-    tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None, inside: int = 1
-) -> int:
-    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers. inside: parts of
-    a slot, of `DequantGemv`."""
+def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
+    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers."""
     tm, tn, tk = tile
-    slot = inside * (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk))
-    sums = 4 * tn * tm * inside**2 * (2 if parts > 1 else 1)
-    room = (GridTiles(ctas=share).room("sm_90a") or 0) - sums - 2 * BARRIERS
-    left = LEFT if bits == 8 or share < 4 or inside > 1 else FEW_LEFT
-    held = (tm * inside + tk) // 2 + left + (inside > 1)  # sums, two sets of weights, and others
-    registers = launch_registers(tn * inside // 16 + 2, arch_named("sm_90a"), share)
-    fits = held <= registers and (inside == 1 or registers > 64)  # of so few, ptxas serializes matmuls
-    return min(SLOTS + 2 * (inside > 1), room // slot) if fits else 0
+    slot = 2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 4 * tn * tm * (2 if parts > 1 else 1) - 2 * BARRIERS
+    left = LEFT if bits == 8 or share < 4 else FEW_LEFT
+    held = (tm + tk) // 2 + left  # sums, two sets of weights, and others
+    fits = held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share)
+    return min(SLOTS, room // slot) if fits else 0
+
+
+def _slots_of_gemv(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
+    """As `_slots_of_each`, of a `DequantGemv` whose slots have *parts* parts."""
+    tm, tn, tk = tile
+    slot = parts * (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk))
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 4 * tn * parts * ceil_div(tm, 8) * 8 - 2 * BARRIERS
+    held = GEMV_HELD[bits] + (8 if bits == 8 else 24) * (ceil_div(tm, 8) - 1)
+    fits = launch_registers(tn * parts // 16 + 5, arch_named("sm_90a"), share) >= held
+    return min(2 * SLOTS, room // slot) if fits else 0
 
 
 def dequant_clocks(
@@ -115,10 +122,10 @@ def dequant_clocks(
     kind = "int4" if bits == 4 else weights.split("_")[0]
     each = (SCALED if scaled else INSTRUCTIONS)[kind]
     if tn % 64:
-        step = GEMV_STEP + tk / 2 * GEMV_EACH[bits] * max(1, GEMV_SHARED * share * tn * parts / 64)
-        few = parts * tn * tk * bits / 8
-        memory = max(share * (few + 2 * parts * tm * tk) / L2, few * ceil_div(n, tn) / GEMV_DRAM)
-        return GEMV_LAUNCH + ceil_div(k, tk * parts) * max(step, memory) + GEMV_SUM * m * parts**2 * tn / 64
+        few, turns = tn * k * bits / 8, ceil_div(k, tk * parts)
+        step = GEMV_STEP + GEMV_EACH[bits] * tn * tk * parts * share
+        memory = max(few * ceil_div(n, tn) / GEMV_DRAM, share * (few + 2 * tm * k) / GEMV_L2)
+        return GEMV_LAUNCH + max(memory + step, turns * step) + GEMV_SUM * parts * ceil_div(tm * tn, 128)
     down, right = ceil_div(m, tm), ceil_div(ceil_div(n, tn), across) * across
     tiles = down * right * parts
     waves, busy = ceil_div(tiles, share * multiprocessors), min(tiles, share * multiprocessors)
@@ -145,14 +152,16 @@ def different_dequant(
     shape: tuple[int, int, int], forms: list[DequantForm], weights: str, scaled: bool, multiprocessors: int = 132
 ) -> list[DequantForm]:
     """The first of each kind of *forms*, of those that the model finds nearly as fast as the very first. Kinds are tiles of
-    weights where there are few rows, else numbers of tiles along m. Arguments as of `dequant_clocks`."""
+    weights where there are few rows, and the parts of a slot, else numbers of tiles along m. Arguments as of
+    `dequant_clocks`."""
     m, kinds = shape[0], dict[Any, DequantForm]()
     least = dequant_clocks(shape, forms[0], weights, scaled, multiprocessors)
     for form in forms:
-        (tm, *tile), _, _, share, _ = form
+        (tm, *tile), _, parts, share, _ = form
         if dequant_clocks(shape, form, weights, scaled, multiprocessors) > UNSURE * least:
             break
-        kinds.setdefault((*tile, share) if m <= SMALL_M // 2 else (ceil_div(m, tm), *tile), form)
+        of_few = (*tile, share, parts * (tile[0] % 64 > 0))
+        kinds.setdefault(of_few if m <= SMALL_M // 2 else (ceil_div(m, tm), *tile), form)
     return [*kinds.values()]
 
 
