@@ -67,19 +67,21 @@ class MachineFragments(Reductions):
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         return None if self.memory is None else convert(values.data, matmul.b.dtype).astype(np.float32)
 
-    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+    def raw_weights(self, layout: AccumulatorLayout, slot: SlotRef, kind: str) -> Any:
+        return self.read(slot, layout).data
+
+    def widened(self, matmul: Matmul, data: Any, kind: str, zero: Any, scale: Any, registers: str) -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers))
-        (rows, _, k), where = matmul.shape, (matmul.warpgroups, matmul.first_warp, matmul.teams)
-        data = self.read(slot, AccumulatorLayout(rows, k // (1 + kind.endswith("int4")), *where)).data
         if self.memory is None:
             return None
-        layout = AccumulatorLayout(rows, k, *where)
+        rows, _, k = matmul.shape
+        layout = AccumulatorLayout(rows, k, matmul.warpgroups, matmul.first_warp, matmul.teams)
         by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
         return weights(data, kind, matmul.b.dtype, *by)
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
-        return values.data if values.kind == "operand" else self.packed(matmul, values)
+        return values.data if values.packed else self.packed(matmul, values)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         values = self._accumulated(matmul, acc)
