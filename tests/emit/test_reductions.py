@@ -13,7 +13,7 @@ from tests.oracle.ptx_execution import BASE, Execution
 from tests.oracle.ptx_launch import Launch
 from tmapipe.gpu import sums
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.matmuls import pieces
+from tmapipe.plan.transfers import pieces
 
 NAMES = [name for name in swept(EPILOGUES) if "sums" in name]
 

@@ -52,6 +52,9 @@ def problem(kind, group, zeros, seed=3):
         ("uint4", None, True, (40, 192, 64)),
         ("fp8_e4m3", 64, False, (40, 64, 64)),
         ("int4", 32, True, (16, 256, 64)),
+        ("int8", None, False, (144, 64, 32)),
+        ("int4", 64, False, (144, 64, 32)),
+        ("uint4", None, False, (136, 64, 64)),
     ],
 )
 def test_weights_of_each_kind(kind, group, zeros, tile):
@@ -142,6 +145,48 @@ def test_operands_from_registers_need_registers_of_their_own():
 
     found = OneAtATime("int8", (16, 64, 64), (1, 1), 2).check()
     assert not found.ok and "wgmma" in str(found) and "not waited for" in str(found)
+
+
+class Unconverted(DequantGemm):
+    def _add_ahead(self, k, acc, weights):
+        with k.narrow.consume() as few, k.ring.consume() as slot:
+            acc.add(acc.raw(few.b, "int8"), slot.a)
+        return weights
+
+
+class Otherwise(DequantGemm):
+    def _read(self, k, acc, few):
+        return acc.raw(few.b, "int8"), "int8/64"
+
+
+class OtherRegisters(DequantGemm):
+    def _add_all(self, k, acc, steps):
+        with k.narrow.consume() as few:
+            weights = acc.widened(*self._read(k, acc, few))
+        for _ in range(steps - 1):
+            weights = self._add_ahead(k, acc, weights)
+        with k.ring.consume() as slot:
+            acc.add(weights, slot.a)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("m", [16, 144])
+def test_few_slots_are_enough(m, stages):
+    found = DequantGemm("int8", (m, 64, 64), (1, 1), stages).check()
+    assert found.ok and found.trips == "every trip count"
+
+
+WRONG = {
+    Unconverted: "takes a result of acc.widened",
+    Otherwise: "takes what acc.raw\\(\\) read of int8/64, not .*operand of int8",
+    OtherRegisters: "operand mma a0.* before the loop at .*operand mma a1.* after an iteration",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+def test_weights_that_are_read_ahead(kind):
+    with pytest.raises(tp.errors.ScopeError, match=WRONG[kind]):
+        kind("int8", (136, 64, 64), (1, 1), 4).check()
 
 
 def test_a_form_is_chosen():

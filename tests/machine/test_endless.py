@@ -63,8 +63,8 @@ def line_of(kind, text):
 
 
 def test_loops_that_never_end(monkeypatch):
-    monkeypatch.setattr("tmapipe.model.STEPS_OF_TILE", 1000)
-    monkeypatch.setattr("tmapipe.model.STEPS_OF_WARP", 100)
+    monkeypatch.setattr("tmapipe.model.run.STEPS_OF_TILE", 1000)
+    monkeypatch.setattr("tmapipe.model.run.STEPS_OF_WARP", 100)
     with pytest.raises(tp.PipelineError, match="every loop of a body ends") as info:
         Endless()(X)
     said = str(info.value)

@@ -230,8 +230,8 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "DequantGemm",
         DequantGemm,
-        lambda: DequantGemm("int8", (16, 64, 32), (1, 1), 2, epilogue=ONE),
-        ((1, 1, {}), (2, 2, {})),
+        lambda: DequantGemm("int8", (144, 64, 32), (1, 1), 2, epilogue=ONE),
+        ((1, 1, {}), (2, 2, {}), (1, 4, {})),
     ),
     Registered(
         "DequantGemm, int4 in groups",

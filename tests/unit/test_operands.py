@@ -7,7 +7,7 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import record
-from tmapipe.protocol.matmuls import pieces
+from tmapipe.plan.transfers import pieces
 
 S, E = tp.schedules, tp.epilogue
 ADD = {"function": lambda acc, bias: acc + bias}

@@ -10,7 +10,7 @@ from tests.unit.errors import refused
 from tests.unit.fake_isa import record
 from tmapipe.epilogue import columns_of
 from tmapipe.plan.thread_layout import VectorLayout, compared
-from tmapipe.protocol.matmuls import pieces
+from tmapipe.plan.transfers import pieces
 
 S, E = tp.schedules, tp.epilogue
 BOTH = {"rows": E.RowSum(), "columns": E.ColumnSum()}

@@ -19,8 +19,7 @@ from tmapipe.errors import InputError, check_bool, check_type, is_count, require
 from tmapipe.isa.fragment import Fragment
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.plan.transfers import even_columns
-from tmapipe.protocol.matmuls import pieces
+from tmapipe.plan.transfers import even_columns, pieces
 from tmapipe.protocol.tile import Tile, check_rounded
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import StoreStage, TmaStoreStage

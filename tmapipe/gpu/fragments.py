@@ -19,7 +19,7 @@ from cutlass.cutlass_dsl import T
 from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, slot_layout
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, chosen, emit_ptx, masked, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, write_piece
-from tmapipe.gpu.rows import joined, loaded_numbers, products, row_step, widened_weights
+from tmapipe.gpu.rows import converted, joined, loaded_numbers, products, raw_weights, row_step
 from tmapipe.gpu.sums import Sums, loaded
 from tmapipe.isa.fragment import Accesses, Fragment, Gaps, Place, RawFunction, SlotRef, Span, call_raw
 from tmapipe.isa.ops import Isa
@@ -84,9 +84,11 @@ class GpuFragments(PeerFragments, Sums):
         words = cute.recast_tensor(rounded, Int32)
         return [words[i] for i in range(cute.size(words))]
 
-    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
-        of_rows = [[x.data for x in each] for each in (zero, scale)]
-        return widened_weights(self.isa, matmul, slot, kind, *of_rows)
+    def raw_weights(self, layout: AccumulatorLayout, slot: SlotRef, kind: str) -> Any:
+        return raw_weights(self.isa, layout, slot, kind)
+
+    def widened(self, matmul: Matmul, raw: Any, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        return converted(raw, kind, matmul.b.dtype, *([x.data for x in each] for each in (zero, scale)))
 
     def products(
         self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any
@@ -94,7 +96,7 @@ class GpuFragments(PeerFragments, Sums):
         return products(self.isa, sums, rows, few, kind, parts, *([x.data for x in each] for each in (zero, scale)))
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
-        return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))
+        return operand(matmul, values.data if values.packed else self.packed(matmul, values))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2

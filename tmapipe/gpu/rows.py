@@ -9,16 +9,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
+import numpy as np
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from tmapipe.base.arithmetic import bf16
+from tmapipe.base.arithmetic import DType, bf16
 from tmapipe.gpu import cute_type, full_shape
 from tmapipe.gpu.control import choose, emit_ptx
 from tmapipe.isa.fragment import Fragment, Gaps, SlotRef
 from tmapipe.plan.model import Load, Store
-from tmapipe.plan.rings import Buffer, Matmul
+from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import AccumulatorLayout, VectorLayout
 
 if TYPE_CHECKING:
@@ -136,37 +137,44 @@ def vectors_of_part(buffer: Buffer, start: Any, layout: VectorLayout, first: Seq
 # ---- weights ---------------------------------------------------------------------------------------------------------
 #
 # Weights of few bits as operand a: two to a word, in few instructions. The bits 0x4300 are 128 in bf16, and the last place
-# of 128 is worth 1. So a number that is or-ed into the last bits is added to 128. In fp16, 0x6400 is 1024, likewise.
+# of 128 is worth 1. So a number that is or-ed into the last bits is added to 128. In fp16, 0x6400 is 1024, likewise. Numbers
+# that are scaled later take fewer instructions: their bits are subnormal in bf16, and an fma makes 64th parts of them.
 # Integer instructions take twice as long as fma, so numbers are scaled two at a time by an fma of 16 bits.
 
 
-def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any) -> list[Any]:
-    """A thread's words, in the order of `operand`. zero, scale: for each part of k a number for each of its two rows."""
-    buffer, four, in_bf16 = slot.buffer, kind.endswith("int4"), matmul.b.dtype == bf16
-    how = _scales(zero, scale, in_bf16)
-    row = AccumulatorLayout.of(matmul).group(isa.warp) * 64
-    row = row + isa.warp % 4 * 16 + isa.lane // 4
+#: The bits into which numbers are or-ed, in bf16 and fp16, for whole numbers and 64th parts.
+MAGIC = {(True, False): 0x4300, (True, True): 0, (False, False): 0x6400, (False, True): 0x6400}
+
+
+def raw_weights(isa: GpuWarp, layout: AccumulatorLayout, slot: SlotRef, kind: str) -> list[Any]:
+    """A thread's weights, in the order of `operand`: two of 8 bits to a word, or of 4 bits eight of two blocks of columns."""
+    buffer, four, raw = slot.buffer, "int4" in kind, []
+    row = layout.group(isa.warp) * 64 + isa.warp % 4 * 16 + isa.lane // 4
     start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
-    words, units = dict[tuple[int, int], Any](), buffer.tile[-1] // 16
-    for unit in range(units):
+    form, columns = ("u32", (0,)) if four else ("u16", (0, 8))
+    for unit in range(buffer.tile[-1] // 16):
         at = start + buffer.byte_in_slot(row, 16 * unit) + isa.lane % 4 * (4 if four else 2)
-        for half in range(2):
-            if four:
-                (eight,) = emit_ptx(f"ld.shared.u32 $0, [$1+{8 * half * pitch}];", "r", at, words=1)
-                numbers = _four_bits(eight, kind, in_bf16)
-            else:
-                places = [8 * half * pitch + 8 * i for i in range(2)]
-                pairs = [emit_ptx(f"ld.shared.u16 $0, [$1+{place}];", "r", at, words=1)[0] for place in places]
-                numbers = [_eight_bits(pair, kind, in_bf16) for pair in pairs]
-            by = how[unit * len(how) // units][half]
-            for i, number in enumerate(numbers):
-                word = number if by is None else _scaled(number, by, in_bf16)
-                words[len(numbers) // 2 * unit + i // 2, half + 2 * (i % 2)] = word
-    return [words[place] for place in sorted(words)]
+        for column, half in itertools.product(columns, range(2)):
+            raw += emit_ptx(f"ld.shared.{form} $0, [$1+{8 * half * pitch + column}];", "r", at, words=1)
+    return raw
 
 
-def _scales(zero: Any, scale: Any, in_bf16: bool) -> list[Any]:
-    """For each part of k and each of two rows: None, or a word of the scale twice and one of -zero * scale, or None for 0."""
+def converted(raw: list[Any], kind: str, dtype: DType, zero: Any, scale: Any) -> list[Any]:
+    """A thread's words, in the order of `operand`. zero, scale: for each part of k a number for each of its two rows."""
+    in_bf16 = dtype == bf16
+    parts = in_bf16 and kind in ("int8", "int4", "uint4") and bool(zero or scale)  # which are scaled anyway
+    how, kind = _scales(zero, scale, in_bf16, 64.0 if parts else 1.0), kind + "/64" * parts
+    if "int4" in kind:
+        fours = [_four_bits(eight, kind, in_bf16) for eight in raw]
+        words = [fours[first + half][i] for first in range(0, len(raw), 2) for i in range(4) for half in range(2)]
+    else:
+        words = [_eight_bits(pair, kind, in_bf16) for pair in raw]
+    by = [how[i * len(how) // len(words)][i % 2] for i in range(len(words))]
+    return [x if each is None else _scaled(x, each, in_bf16) for x, each in zip(words, by, strict=True)]
+
+
+def _scales(zero: Any, scale: Any, in_bf16: bool, times: float) -> list[Any]:
+    """For each part of k and each of two rows: None, or a word of *times* the scale twice and one of -zero * scale or None."""
     parts = max(len(zero), len(scale))
     if not parts:
         return [(None, None)]
@@ -178,46 +186,49 @@ def _scales(zero: Any, scale: Any, in_bf16: bool) -> list[Any]:
     one = Float32(1.0)
     by = scale or [(one, one)] * parts
     less = [[both(-y, x) for x, y in zip(*each, strict=True)] for each in zip(by, zero, strict=True)] if zero else None
-    return [[(both(x, one), less[part][half] if less else None) for half, x in enumerate(by[part])]
+    return [[(both(x, Float32(times)), less[part][half] if less else None) for half, x in enumerate(by[part])]
             for part in range(parts)]  # fmt: skip
 
 
 def _four_bits(eight: Any, kind: str, in_bf16: bool) -> list[Any]:
     """Words of the lowest four bits of each half of *eight*, of the next four, and so on."""
-    magic = (0x4300 if in_bf16 else 0x6400) * 0x10001 | (0x80008 if kind == "int4" else 0)
-    numbers = []
+    less, magic, numbers = 0 if kind.startswith("uint4") else 8, MAGIC[in_bf16, "/64" in kind], []
     for bit in range(0, 16, 4):
-        text = f"lop3.b32 $0, $1, 0x000f000f, {magic:#x}, 0x6a;"
-        if bit:
-            text = f"{{ .reg .b32 x; shr.u32 x, $1, {bit}; {text.replace('$1', 'x')} }}"
+        place = 0 if magic else bit % 8  # of a number in its half
+        text = f"lop3.b32 $0, $1, {0xF000F << place:#x}, {(magic | less << place) * 0x10001:#x}, 0x6a;"
+        if bit > place:
+            text = f"{{ .reg .b32 x; shr.u32 x, $1, {bit - place}; {text.replace('$1', 'x')} }}"
         (word,) = emit_ptx(text, "r", eight, words=1, pure=True)
-        numbers.append(_less(word, magic, in_bf16))
+        numbers.append(_less(word, less, kind, in_bf16, place))
     return numbers
 
 
 def _eight_bits(pair: Any, kind: str, in_bf16: bool, half: int = 0) -> Any:
     """The word of two bytes, the lower or the upper ones of *pair*."""
-    places = (0x4140, 0x4342)[half]
     if kind.startswith("fp8"):
         form = kind.removeprefix("fp8_")
         text = f"{{ .reg .b16 x<2>; mov.b32 {{x0, x1}}, $1; cvt.rn.f16x2.{form}x2 $0, x{half}; }}"
         (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
         return _of_fp16(word) if in_bf16 else word
-    if not in_bf16:
-        text = f"{{ .reg .b32 x; prmt.b32 x, $1, 0x64646464, {places:#x}; xor.b32 $0, x, 0x00800080; }}"
-        (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
-        return _less(word, 0x64806480, False)
+    (word,) = emit_ptx(f"prmt.b32 $0, $1, 0, {(0x4140, 0x4342)[half]:#x};", "r", pair, words=1, pure=True)
+    magic = MAGIC[in_bf16, "/64" in kind]
+    if magic != 0x4300:
+        text = f"lop3.b32 $0, $1, {magic * 0x10001 | 0x800080:#x}, 0, 0x3c;"
+        return _less(emit_ptx(text, "r", word, words=1, pure=True)[0], 128, kind, in_bf16)
     # 128 and the low seven bits, less 128 or, of a negative number, 256
-    (word,) = emit_ptx(f"prmt.b32 $0, $1, 0, {places:#x};", "r", pair, words=1, pure=True)
     text = "{ .reg .b32 x, y; lop3.b32 x, $1, 0x7f007f, 0x43004300, 0xea; lop3.b32 y, $1, 0x800080, 0x43004300, 0xea; "
     return emit_ptx(text + "sub.bf16x2 $0, x, y; }", "r", word, words=1, pure=True)[0]
 
 
-def _less(word: Any, bits: int, in_bf16: bool) -> Any:
-    """A word's two numbers less that with these bits."""
-    kind = "bf16x2" if in_bf16 else "f16x2"
-    text = f"{{ .reg .b32 x; mov.b32 x, {bits:#x}; sub.{kind} $0, $1, x; }}"
-    return emit_ptx(text, "r", word, words=1, pure=True)[0]
+def _less(word: Any, less: int, kind: str, in_bf16: bool, place: int = 0) -> Any:
+    """The numbers that a word has from bit *place* of each half on, less a number, or 64th parts of that. In the last 8 bits
+    of bf16, a number is 2^-133 times as much: a subnormal number, or less than twice the least normal one."""
+    times, added = 1 / 64 if "/64" in kind else 1, {0x4300: 128, 0x6400: 1024, 0: 0}[MAGIC[in_bf16, "/64" in kind]]
+    plus, times = -(less + added) * times, times if added else 2.0 ** (127 - place)
+    form, dtype = ("bf16x2", bf16.numpy) if in_bf16 else ("f16x2", np.float16)
+    x, y = (f"{int(np.array(each).astype(dtype).view(np.uint16)) * 0x10001:#x}" for each in (times, plus))
+    text = f"add.{form} $0, $1, y;" if times == 1 else f"mov.b32 x, {x}; fma.rn.{form} $0, $1, x, y;"
+    return emit_ptx(f"{{ .reg .b32 x, y; mov.b32 y, {y}; {text} }}", "r", word, words=1, pure=True)[0]
 
 
 def _of_fp16(word: Any) -> Any:
@@ -244,7 +255,7 @@ def products(
     warp, g, q = layout.warp(isa.warp), isa.lane // 4, isa.lane % 4
     own, each, chunks = warp // (layout.warps // parts) * (a.tile[0] // parts), a.tile[0] // parts, b.tile[-1] // 64
     several = 2 if kind.endswith("int4") else 1  # matmuls of 16 elements of k, from 4 bytes of each lane
-    how = _of_lanes(_scales(zero, scale, in_bf16), chunks, q)
+    how = _of_lanes(_scales(zero, scale, in_bf16, 1.0), chunks, q)
     first = [choose(g + i < each, g + i, Int32(each - 1)) for i in range(0, layout.columns, 8)]
     of_a = [isa.slot_address(a, rows.stage) + a.byte_in_slot(own + row, 32 * several * q) for row in first]
     of_b = isa.slot_address(b, few.stage) + b.byte_in_slot(16 * warp + g, 16 * q)

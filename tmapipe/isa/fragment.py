@@ -47,6 +47,7 @@ Span = tuple[int, int]  #: the first of some rows or columns, and the one after 
 #: Pairs (length, further): after each *length* elements, *further* elements are skipped.
 Gaps = tuple[tuple[int, int], ...]
 Numbers = tuple["Fragment", ...]  #: fragments of one number a row
+PACKED = "operand"  #: how the kind of a fragment begins that is packed for a matmul
 RawFunction = Callable[..., None]
 Accesses = Sequence[tuple[SlotRef, str]]  #: slots that a raw function gets, each to "read", "write" or "update" it
 
@@ -118,9 +119,9 @@ class Fragment(Carried):
 
     backend: the `Fragments` that carry out operations. layout: how the tile is distributed; None in a function that works
     element by element. along: "tile", "rows", "columns" or "one": for what there is a number; "parts": one number for each
-    row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind: "fp32", "int32" or "bool"; "operand": rounded and
-    packed for a matmul, which is all that can take it. data: the backend's numbers. product: (x, number) if this fragment is x
-    times a number.
+    row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind: "fp32", "int32" or "bool"; "operand", maybe
+    with the registers that it is in: packed for a matmul, which is all that can take it; "operand of" weights that are not
+    converted yet. data: the backend's numbers. product: (x, number) if this fragment is x times a number.
     """
 
     __slots__ = ("along", "backend", "data", "kind", "layout", "product")
@@ -129,6 +130,21 @@ class Fragment(Carried):
         self.backend, self.layout, self.along, self.kind, self.data = backend, layout, along, kind, data
         self.product: tuple[Fragment, float] | None = None
         backend.made(self)
+
+    @property
+    def packed(self) -> bool:
+        """Whether only a matmul can take it."""
+        return self.kind.startswith(PACKED)
+
+    @property
+    def weights(self) -> str:
+        """What weights it has, if they are not converted yet."""
+        return self.kind.partition(f"{PACKED} of ")[2]
+
+    @property
+    def registers(self) -> str:
+        """The registers of a matmul's a that it is in, if it is converted weights."""
+        return "" if self.weights else self.kind.partition(f"{PACKED} ")[2]
 
     @property
     def rows(self) -> Fragment:
@@ -272,7 +288,7 @@ _OF_INTEGERS = ("floordiv", "mod", "lshift", "rshift")
 
 def _kinds(name: str, kinds: list[str]) -> tuple[list[str], str]:
     """The kind to which operation *name* converts its operands, and the kind of its result."""
-    if "operand" in kinds:
+    if any(kind.startswith(PACKED) for kind in kinds):
         raise ScopeError(f"{name} of an operand of a matmul, which is packed. Compute before k.<mma>.operand().")
     numbers = "fp32" if "fp32" in kinds else "int32"
     if name in _COMPARISONS:

@@ -58,12 +58,16 @@ class Fragments(Carried):
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
 
+    def raw_weights(self, layout: AccumulatorLayout, slot: SlotRef, kind: str) -> Any:
+        """``ld.shared``: weights of few bits in a slot, of which a thread reads those that `widened` gives it. layout: that of
+        their bytes. Generic proxy."""
+
     def widened(
-        self, matmul: Matmul, slot: SlotRef, kind: str, zero: fragment.Numbers, scale: fragment.Numbers, registers: str
+        self, matmul: Matmul, raw: Any, kind: str, zero: fragment.Numbers, scale: fragment.Numbers, registers: str
     ) -> Any:
-        """``ld.shared``: weights of few bits in a slot, packed as by `packed`: ``fma(w, scale, -zero * scale)`` in b's type,
-        in which scale and -zero * scale are rounded before. Generic proxy. The arguments are those of `Accumulator.widened`;
-        registers: the registers of the packed words, as for `operand`."""
+        """What `raw_weights` has read, packed as by `packed`: ``fma(w, scale, -zero * scale)`` in b's type, in which scale
+        and -zero * scale are rounded before. The arguments are those of `Accumulator.widened`; registers: the registers of
+        the packed words, as for `operand`."""
 
     def products(
         self, sums: Fragment, rows: SlotRef, few: SlotRef, kind: str, parts: int, zero: Any, scale: Any

@@ -26,7 +26,7 @@ from tmapipe.model import elements
 from tmapipe.model.elements import Reductions, of_data, raw_name
 from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location, shapes_of
 from tmapipe.model.memory import Accumulator, Memory, Written, convert, few_rows, weights
-from tmapipe.model.run import Run, TraceEntry, tracer
+from tmapipe.model.run import Run, TraceEntry, steps_for, tracer
 from tmapipe.model.state import POLICIES, Scheduler, State, Watcher
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
@@ -74,13 +74,15 @@ class MachineFragments(Reductions):
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         return None if self.memory is None else convert(values.data, matmul.b.dtype).astype(np.float32)
 
-    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+    def raw_weights(self, layout: AccumulatorLayout, slot: SlotRef, kind: str) -> Any:
+        return self.read(slot, layout).data
+
+    def widened(self, matmul: Matmul, data: Any, kind: str, zero: Any, scale: Any, registers: str) -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers))
         layout = attrs.evolve(AccumulatorLayout.of(matmul), columns=matmul.shape[2])
-        return self._weights(slot, layout, kind, matmul.b.dtype, zero, scale)
+        return self._weights(data, layout, kind, matmul.b.dtype, zero, scale)
 
-    def _weights(self, few: SlotRef, layout: AccumulatorLayout, kind: str, dtype: DType, *numbers: Any) -> Any:
-        data = self.read(few, attrs.evolve(layout, columns=few.buffer.tile[-1])).data
+    def _weights(self, data: Any, layout: AccumulatorLayout, kind: str, dtype: DType, *numbers: Any) -> Any:
         by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in numbers]
         return None if data is None else weights(data, kind, dtype, *by)
 
@@ -88,14 +90,14 @@ class MachineFragments(Reductions):
         layout, (height, k), dtype = sums.layout, rows.buffer.tile, rows.buffer.dtype
         of_k, own = attrs.evolve(layout, columns=k), layout.warp(self.isa.warp) * parts // layout.warps
         each = np.minimum(np.arange(layout.columns), height // parts - 1) + own * (height // parts)
-        left = self._weights(few, of_k, kind, dtype, *numbers)
+        data = self.raw_weights(attrs.evolve(layout, columns=few.buffer.tile[-1]), few, kind)
+        left, four = self._weights(data, of_k, kind, dtype, *numbers), kind.endswith("int4")
         right = self._read(rows, at=each[:, None] * k + np.arange(k))
-        four = kind.endswith("int4")
         return None if left is None else few_rows(sums.data[0], left[0], right.astype(np.float32), four)[None]
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
-        return values.data if values.kind == "operand" else self.packed(matmul, values)
+        return values.data if values.packed else self.packed(matmul, values)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         values = self._accumulated(matmul, acc)
@@ -392,14 +394,6 @@ class MachineIsa(Isa):
 # ---- machine ---------------------------------------------------------------------------------------------------------
 
 Entry = Callable[[MachineIsa], None]
-
-#: Transitions for each output tile, and for each warp that works on it, after which a loop seems to be endless.
-STEPS_OF_TILE, STEPS_OF_WARP = 500_000, 50_000
-
-
-def steps_for(plan: Plan, tiles: int) -> int:
-    """How many transitions a cluster that computes *tiles* output tiles may take. Then the run stops."""
-    return max(1, tiles) * (STEPS_OF_TILE + STEPS_OF_WARP * plan.cluster_size * plan.threads // 32)
 
 
 class Machine:

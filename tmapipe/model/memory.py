@@ -306,11 +306,12 @@ def weights(data: np.ndarray, kind: str, dtype: DType, zeros: Any = (), scales: 
     """Weights of few bits in fp32, as `Fragments.widened` makes them of *dtype*. data: their integers, or bytes with two of 4
     bits; zeros, scales: of equal parts of the last dimension."""
     values = data.astype(np.float32)
-    if kind.endswith("int4"):
+    if "int4" in kind:
         blocks = (data.astype(np.int32) & 255).reshape(*data.shape[:-1], -1, 4, 2, 2)  # byte 4 q + 2 i + c
         both = np.moveaxis(np.stack([blocks & 15, blocks >> 4], -1), (-4, -3), (-2, -1))  # of 16 c + 8 half + 2 q + i
         both = both.reshape(*data.shape[:-1], -1)
-        values = (both - 16 * (both > 7) if kind == "int4" else both).astype(np.float32)
+        values = (both if kind.startswith("uint4") else both - 16 * (both > 7)).astype(np.float32)
+    values /= 64 if kind.endswith("/64") else 1
     parts_of, count = [], max(len(zeros), len(scales), 1)
     for i, part in enumerate(np.split(values, count, -1)):
         columns = (..., slice(i * part.shape[-1], (i + 1) * part.shape[-1]))

@@ -20,6 +20,18 @@ from tmapipe.model.layout import Layout, Where
 
 if TYPE_CHECKING:
     from tmapipe.model.state import State
+    from tmapipe.plan.model import Plan
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+#: Transitions for each output tile, and for each warp that works on it, after which a loop seems to be endless.
+STEPS_OF_TILE, STEPS_OF_WARP = 500_000, 50_000
+
+
+def steps_for(plan: Plan, tiles: int) -> int:
+    """How many transitions a cluster that computes *tiles* output tiles may take. Then the run stops."""
+    return max(1, tiles) * (STEPS_OF_TILE + STEPS_OF_WARP * plan.cluster_size * plan.threads // 32)
+
 
 # ---- page ------------------------------------------------------------------------------------------------------------
 #

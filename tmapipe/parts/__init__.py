@@ -470,9 +470,8 @@ _is_of_data = must(optional(lambda x: x.integer and x.bytes <= 4), "is an intege
 @attrs.frozen(eq=False, repr=False)
 class Table:
     """A vector, or a matrix, of int32 or int64 in global memory, which every warp may read: where the groups of a grouped GEMM
-    end, for example. In bodies, ``k.<name>.entry(i)``, or of a matrix ``entry(i, j)``, is one of its entries in int32 (of
-    int64 the lower 32 bits: a call on the CPU refuses larger numbers), the same for all threads. Of a vector with a *dtype*,
-    ``k.<name>.read(...)`` is a fragment.
+    end, for example. In bodies, ``k.<name>.entry(i)``, or of a matrix ``entry(i, j)``, is an entry in int32, the same for all
+    threads; a call on the CPU refuses int64 of more bits. Of a vector with a *dtype*, ``k.<name>.read(...)`` is a fragment.
 
     A call of the schedule takes the table after the tensors of the loads. The table stays as it is while the kernel runs.
 

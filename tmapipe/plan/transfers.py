@@ -393,3 +393,46 @@ def widest_swizzle(argument: str, row: int) -> int:
         if span and row % span == 0:
             return span
     raise InputError(argument, f"rows of {row} bytes", "must be a multiple of 32 bytes", "widen the rows")
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
+    """The pieces in which an output tile leaves the accumulators: (row block, first column) of each, in the order of stores.
+
+    A piece has 64 rows of each warpgroup and *width* columns. If the last piece would reach over the tile, it starts earlier,
+    and repeats some columns of the piece before.
+
+    Args:
+        rows: How many rows the tile has.
+        columns: How many columns the tile has.
+        groups: How many warpgroups share a row block. Each has 64 rows of it.
+        width: How many columns a piece has.
+    """
+    firsts = [min(first, columns - width) for first in range(0, columns, width)]
+    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
+
+
+def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
+    """The first element of a piece in the output.
+
+    Args:
+        store: The store of the output.
+        start: The tile's first element in the output.
+        strip: Which 64 rows of the tile the piece has.
+        first: The piece's first column in the tile.
+    """
+    *outer, n = start
+    if store.transposed:
+        *outer, m = outer
+        return (*outer, m + first, n + strip * 64)
+    if not store.whole:
+        *outer, m = outer
+        return (*outer, m + strip * 64, n + first)
+    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
+        count = store.whole[i] // store.tile[i]
+        if count > 1:
+            outer[i] = outer[i] + strip % count * store.tile[i]
+            strip = strip // count
+    return (*outer, n + first)

@@ -194,7 +194,7 @@ for _name in (
     setattr(TracingFragments, _name, _read_method(_name))
 #: Methods that are recorded as they are called: the name of the result, or None if there is none.
 _PLAIN = {
-    **dict.fromkeys(("packed", "widened", "operand"), "a"),
+    **dict.fromkeys(("packed", "raw_weights", "widened", "operand"), "a"),
     **dict.fromkeys(
         (
             "number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums", "sum_parts", "join_parts",

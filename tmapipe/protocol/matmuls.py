@@ -7,58 +7,14 @@ from typing import Any, ClassVar
 
 from tmapipe.barrier import Turnstile
 from tmapipe.errors import ScopeError, permit, require
-from tmapipe.isa.fragment import Carried, Fragment, combine
+from tmapipe.isa.fragment import PACKED, Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Wgmma
-from tmapipe.plan.model import Store
 from tmapipe.plan.rings import Barrier, HeldTile, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.ring import Groups, RingEnd, Slot, Started
 from tmapipe.protocol.slots import PartInSlot
 from tmapipe.protocol.tile import stands_for
-
-# ---- pieces ----------------------------------------------------------------------------------------------------------
-
-
-def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
-    """The pieces in which an output tile leaves the accumulators: (row block, first column) of each, in the order of stores.
-
-    A piece has 64 rows of each warpgroup and *width* columns. If the last piece would reach over the tile, it starts earlier,
-    and repeats some columns of the piece before.
-
-    Args:
-        rows: How many rows the tile has.
-        columns: How many columns the tile has.
-        groups: How many warpgroups share a row block. Each has 64 rows of it.
-        width: How many columns a piece has.
-    """
-    firsts = [min(first, columns - width) for first in range(0, columns, width)]
-    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
-
-
-def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
-    """The first element of a piece in the output.
-
-    Args:
-        store: The store of the output.
-        start: The tile's first element in the output.
-        strip: Which 64 rows of the tile the piece has.
-        first: The piece's first column in the tile.
-    """
-    *outer, n = start
-    if store.transposed:
-        *outer, m = outer
-        return (*outer, m + first, n + strip * 64)
-    if not store.whole:
-        *outer, m = outer
-        return (*outer, m + strip * 64, n + first)
-    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
-        count = store.whole[i] // store.tile[i]
-        if count > 1:
-            outer[i] = outer[i] + strip % count * store.tile[i]
-            strip = strip // count
-    return (*outer, n + first)
-
 
 # ---- matmuls ---------------------------------------------------------------------------------------------------------
 
@@ -124,9 +80,9 @@ class BoundMatmul(Carried):
         permit(matmul.a is None and not matmul.in_flight, f"k.{matmul.name}.operand(), whose a {why}.")
         values = _beside(matmul, parts)
         check_operand(matmul, values)
-        if values.kind == "operand":
+        if values.packed:
             return values
-        return Fragment(fragments, values.layout, "tile", "operand", fragments.packed(matmul, values))
+        return Fragment(fragments, values.layout, "tile", PACKED, fragments.packed(matmul, values))
 
 
 def _layout_of_a(matmul: Matmul, columns: int) -> AccumulatorLayout:
@@ -141,7 +97,7 @@ def _beside(matmul: Matmul, parts: tuple[Any, ...]) -> Fragment:
     widths = []
     for part in parts:
         columns = part.layout.columns if isinstance(part, Fragment) and part.layout is not None else 0
-        fits = columns and part.along == "tile" and part.kind != "operand"
+        fits = columns and part.along == "tile" and not part.packed
         if not fits or part.layout != _layout_of_a(matmul, columns):
             rule = f"takes parts that are distributed as accumulators of {matmul.shape[0]} rows, not {part!r}"
             raise ScopeError(f"k.{matmul.name}.operand() {rule}.")
@@ -154,7 +110,7 @@ def _beside(matmul: Matmul, parts: tuple[Any, ...]) -> Fragment:
 def check_operand(matmul: Matmul, values: Fragment) -> None:
     """Raises `ScopeError` unless *values* are distributed as *matmul* takes its a from registers."""
     layout = _layout_of_a(matmul, matmul.shape[2])
-    if not isinstance(values, Fragment) or values.along != "tile" or values.layout != layout:
+    if not isinstance(values, Fragment) or values.along != "tile" or values.layout != layout or values.weights:
         rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
         raise ScopeError(f"{matmul.name}: {rule} {matmul.shape[0]} x {matmul.shape[2]}, not {values!r}.")
 
@@ -180,7 +136,6 @@ class Accumulator(Carried):
         self.added = False
         self.used_inside = False  # whether threads have used the sums before the end of the block
         self.turns, self.registers_of_a = 0, ""  # matmuls added with a from registers; the registers of the last such a
-        self.ready: Fragment | None = None  # the last result of `widened`
         bound.isa.follow(self)
 
     @property
@@ -225,11 +180,13 @@ class Accumulator(Carried):
         """
         matmul = self.matmul
         permit(self.open, "acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
-        if matmul.a is None and self.ready is not a:
+        if matmul.a is None and isinstance(a, Fragment) and a.registers:
+            self.registers_of_a = a.registers
+        elif matmul.a is None:
             self._turn("add")
             a = _beside(matmul, a if isinstance(a, tuple) else (a,))
-            rule = "takes the last result of acc.widened(), before anything else is added, or a fragment"
-            permit(not isinstance(a, Fragment) or a.kind != "operand", f"acc.add() of {matmul.name} {rule}.")
+            rule = "takes a result of acc.widened(), or a fragment that is not packed"
+            permit(not isinstance(a, Fragment) or not a.packed, f"acc.add() of {matmul.name} {rule}.")
         fix = "use acc.start() and .wait()"
         permit(not self.used_inside, f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")
         slots = self._issue("add", a, b)
@@ -245,24 +202,32 @@ class Accumulator(Carried):
 
     def _turn(self, verb: str) -> None:
         """Gives operand a of the next matmul other registers than the last operand a, which wgmma may still read."""
-        matmul, self.ready = self.matmul, None
+        matmul = self.matmul
         if not self.open or matmul.a is not None or not matmul.in_flight:
             fix = "use acc.start() and .wait(), or Wgmma(in_flight=1) in its block"
             raise ScopeError(f"acc.{verb}() of {matmul.name}, whose a comes from registers: {fix}.")
         self.registers_of_a = f"{matmul.name} a{self.turns % (matmul.in_flight + 1)}"
         self.turns += 1
 
+    def raw(self, part: PartInSlot, kind: str) -> Fragment:
+        """Reads the weights of an open slot, for a `widened` that comes later. The arguments are those of `widened`."""
+        part.by_threads()
+        layout = _layout_of_a(self.matmul, self.matmul.shape[2] // (1 + ("int4" in kind)))
+        fragments = self.bound.isa.fragments
+        return Fragment(fragments, layout, "tile", f"{PACKED} of {kind}", fragments.raw_weights(layout, part.ref, kind))
+
     def widened(
-        self, part: PartInSlot, kind: str, zero: tuple[Fragment, ...] = (), scale: tuple[Fragment, ...] = ()
+        self, part: Any, kind: str, zero: tuple[Fragment, ...] = (), scale: tuple[Fragment, ...] = ()
     ) -> Fragment:
-        """Operand a of the next ``acc.add``: ``w * scale - zero * scale`` of the weights w of an open slot, rounded once.
+        """Operand a of an ``acc.add``: ``w * scale - zero * scale`` of the weights w of an open slot, rounded once.
         Scale, and zero times scale, are rounded to the type of b before.
 
         Args:
             part: The tile with the weights: (m, k) weights of 8 bits; or (m, k / 2) bytes, each with two weights of 4 bits. 16
                 bytes hold 32 weights along k: byte 4 q + 2 i + c has weight 16 c + 2 q + i in its low half, and the weight 8
-                further on in its high half.
-            kind: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
+                further on in its high half. Or what `raw` has read of it.
+            kind: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2"; "int8/64" and so on:
+                64th parts of these integers, which take fewer instructions.
             zero: Fragments of one number for each row. With n fragments, each counts for one of n equal parts of k. Empty: 0.
             scale: Fragments as for *zero*. Empty: 1.
 
@@ -270,11 +235,12 @@ class Accumulator(Carried):
             ScopeError: Outside of the `accumulate` block, or the matmul is no ``Wgmma(RegisterTile(...), b, in_flight=1)``.
         """
         self._turn("widened")
-        part.by_threads()
         matmul, fragments = self.matmul, self.bound.isa.fragments
-        words = fragments.widened(matmul, part.ref, kind, zero, scale, self.registers_of_a)
-        self.ready = Fragment(fragments, _layout_of_a(matmul, matmul.shape[2]), "tile", "operand", words)
-        return self.ready
+        raw = part if isinstance(part, Fragment) else self.raw(part, kind)
+        permit(raw.weights == kind, f"acc.widened() of {matmul.name} takes what acc.raw() read of {kind}, not {raw!r}.")
+        words = fragments.widened(matmul, raw.data, kind, zero, scale, self.registers_of_a)
+        of = f"{PACKED} {self.registers_of_a}"
+        return Fragment(fragments, _layout_of_a(matmul, matmul.shape[2]), "tile", of, words)
 
     def start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
         """Starts the matmul of *a* and *b*, which is added to these sums. They can be used again after ``.wait()``. The

@@ -13,7 +13,8 @@ from tmapipe.isa.fragment import Carried, Fragment, SlotRef, Span
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.matmuls import Accumulator, Epilogue, pieces, strip_start
+from tmapipe.plan.transfers import pieces, strip_start
+from tmapipe.protocol.matmuls import Accumulator, Epilogue
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import (
     BoundTable,

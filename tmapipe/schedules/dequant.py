@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import attrs
 import numpy as np
 
-from tmapipe.barrier import BarrierRing, Role, Turnstile
+from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.bind import Bound, check_kind
@@ -74,8 +73,8 @@ def pack_int4(values: Any) -> Any:
 #
 # DequantGemm: a GEMM whose weights have 8 or 4 bits, and become bf16 or fp16 in registers.
 #
-# load (1 warp)        a of k-tile 0, 1, 2, ...  -> ring; its weights -> ring `narrow`, free again as soon as they are read
-# math (warpgroups)    while the tensor core multiplies a k-tile, the weights of the next one are read and converted
+# load (1 warp)        weights of k-tile 0, 1, 2, ... -> ring `narrow`, free again as soon as they are read; its a -> ring
+# math (warpgroups)    while the tensor core multiplies a k-tile, the weights of the next one are converted
 #
 # The output is transposed: 64 columns of d, which are rows of weights, for each warpgroup. So weights are the operand that
 # wgmma takes from registers, and what the warpgroups convert is never written to shared memory.
@@ -83,10 +82,9 @@ def pack_int4(values: Any) -> Any:
 
 WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
 SPANS = 128, 64, 32  # of swizzles, bytes
-#: Rows of a tile, from which on warpgroups multiply in turns, so that the other warpgroup converts weights meanwhile:
-#: a product of 4119 x 9088 x 8448 with int8 takes 797 us, not 818.
-#: Of 136 to 160 rows, turns take 1 to 5 % longer; of 216 and 240 with other weights, it makes no difference.
-TURNS = 224
+#: Rows of a tile, above which weights of slots of up to so many elements along k are read before the matmul of the slot before
+#: starts. With slots of 128, that takes 4 to 20 % longer.
+AHEAD = 128, 64
 SLOTS = 6  # of weights: with 10 or 12, few rows took between 1 % less and 3 % more than with 8
 ROOM = 180 << 10  # bytes of shared memory for slots
 
@@ -117,6 +115,7 @@ class DequantGemm(Gemm):
     """
 
     load, math = Gemm.load, Gemm.math
+    ahead = False  #: whether weights are read before the matmul of the slot before starts
     parts = 1  #: rows of scales that weights of a slot have, below each other
 
     def __init__(
@@ -153,7 +152,7 @@ class DequantGemm(Gemm):
         if stages is None and k:  # of small tiles no more
             of_weights = k * tile[1] * self.bits // 8
             stages = None if self.slots * (2 * k * tile[0] + of_weights) > ROOM else self.slots
-        epilogue = epilogue if group else scaled(Epilogue.of(epilogue))
+        epilogue = epilogue if group else scaled(Epilogue.of(epilogue), self.kind)
         self.math = Role(warpgroups=tile[1] // 64) if k else self.math
         super().__init__(tile, cluster, stages, mainloop=Cooperative(along="n"), epilogue=epilogue, tiles=tiles)
 
@@ -167,6 +166,11 @@ class DequantGemm(Gemm):
     def bits(self) -> int:
         """Of a weight."""
         return 4 if self.weights.endswith("int4") else 8
+
+    @property
+    def kind(self) -> str:
+        """What weights are converted to: 64th parts, if columns of d are scaled anyway, and that takes fewer instructions."""
+        return f"{self.weights}/64" if "int" in self.weights and not self.group and not self.zeros else self.weights
 
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
         across, down = self.cluster["n"], self.cluster["m"]
@@ -185,7 +189,7 @@ class DequantGemm(Gemm):
             self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
         self.weight = RegisterTile(self.math, (n, k), dims="n k")
         self.mma = Wgmma(self.weight, self.a, in_flight=1)
-        self.order = Turnstile(self.math) if m >= TURNS and n > 64 else None
+        self.ahead = m > AHEAD[0] and k <= AHEAD[1]
         self.sources = (self.mma,)
         self.loaded, self.transposed = ("a", "b"), ("a",) * a.transposed
 
@@ -208,10 +212,10 @@ class DequantGemm(Gemm):
     def fill(self, k: KernelContext, tile: Tile) -> None:
         first = tile.get("first") or 0
         for step in range(self.tile_slots(k, tile)):
+            with k.narrow.produce() as few:  # which the warpgroups take first
+                self._load_weights(few, tile, first + step)
             with k.ring.produce() as slot:
                 slot.a.load(tile, k=first + step)
-            with k.narrow.produce() as few:
-                self._load_weights(few, tile, first + step)
 
     def _load_weights(self, slot: Any, tile: Tile, step: Any) -> None:
         if self.bits == 4:
@@ -228,11 +232,11 @@ class DequantGemm(Gemm):
     def _group_of(self, step: Any) -> Any:
         return step // max(1, (self.group or 1) // self.weight.shape[1])
 
-    def _widened(self, k: KernelContext, acc: Any, few: Any) -> Any:
-        """The weights of a slot as operand of the matmul."""
+    def _read(self, k: KernelContext, acc: Any, few: Any) -> tuple[Any, ...]:
+        """The weights of a slot, as `Accumulator.widened` takes them."""
         zero = self._of_rows(k, few.zero) if self.zeros else ()
         scale = self._of_rows(k, few.scale) if self.group else ()
-        return acc.widened(few.b, self.weights, zero, scale)
+        return acc.raw(few.b, self.kind), self.kind, zero, scale
 
     def _of_rows(self, k: KernelContext, part: Any) -> tuple[Any, ...]:
         """A number for each row of weights, of each group in a slot."""
@@ -243,15 +247,33 @@ class DequantGemm(Gemm):
         """Starts the matmul of the next slots."""
         with k.ring.consume() as slot:
             with k.narrow.consume() as few:
-                weights = self._widened(k, acc, few)
-            with k.order.turn() if self.order else nullcontext():
+                weights = acc.widened(*self._read(k, acc, few))
+            acc.add(weights, slot.a)
+
+    def _add_ahead(self, k: KernelContext, acc: Any, weights: Any) -> Any:
+        """Reads the weights of a slot, starts the matmul of *weights*, and converts those meanwhile."""
+        with k.narrow.consume() as few:
+            read = self._read(k, acc, few)
+            with k.ring.consume() as slot:
                 acc.add(weights, slot.a)
+        return acc.widened(*read)
 
     def _add_all(self, k: KernelContext, acc: Any, steps: Any) -> None:
-        for _ in range(steps // 2):  # two at a time, each with registers of its own for the weights
-            self._add(k, acc)
-            self._add(k, acc)
-        if steps % 2 > 0:
+        if not self.ahead:
+            for _ in range(steps // 2):  # two at a time, each with registers of its own for the weights
+                self._add(k, acc)
+                self._add(k, acc)
+            if steps % 2 > 0:
+                self._add(k, acc)
+            return
+        with k.narrow.consume() as few:
+            weights = acc.widened(*self._read(k, acc, few))
+        for _ in range((steps - 1) // 2):
+            weights = self._add_ahead(k, acc, weights)
+            weights = self._add_ahead(k, acc, weights)
+        with k.ring.consume() as slot:
+            acc.add(weights, slot.a)
+        if (steps - 1) % 2 > 0:
             self._add(k, acc)
 
     @math.jit
@@ -263,21 +285,27 @@ class DequantGemm(Gemm):
         self.store_all(k, tile, (acc,))
 
 
-def scaled(epilogue: Epilogue) -> Epilogue:
-    """*epilogue* of sums whose columns are scaled before."""
+def scaled(epilogue: Epilogue, kind: str) -> Epilogue:
+    """*epilogue* of sums whose columns are scaled before. kind: what weights were converted to."""
     if "scale" in epilogue.operands:
         raise InputError("operands['scale']", "scale", "is a name that the schedule has already", "rename it")
-    function = _times if epilogue.function is None else _of_scaled(epilogue.function)
+    parts = kind.endswith("/64")
+    function = _of_scaled(epilogue.function, parts) if epilogue.function else _times_64 if parts else _times
     return attrs.evolve(epilogue, function=function, operands={"scale": PerColumn(), **epilogue.operands})
 
 
 @functools.lru_cache(maxsize=256)  # one object of each function: schedules that are made alike are equal
-def _of_scaled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda acc, scale, **others: function(acc * scale, **others)
+def _of_scaled(function: Callable[..., Any], parts: bool) -> Callable[..., Any]:
+    by = _times_64 if parts else _times
+    return lambda acc, scale, **others: function(by(acc, scale), **others)
 
 
 def _times(acc: Any, scale: Any) -> Any:
     return acc * scale
+
+
+def _times_64(acc: Any, scale: Any) -> Any:
+    return acc * (scale * 64.0)
 
 
 # ---- dequantgemv -----------------------------------------------------------------------------------------------------
@@ -339,7 +367,7 @@ class DequantGemv(DequantGemm):
         require(group or not zeros, "DequantGemv(zeros)", zeros, "goes with groups", "use DequantGemm")
         fused, rule = Epilogue.of(epilogue), "is a function of the sums, or None"
         require(not fused.operands and not fused.outputs, "DequantGemv(epilogue)", epilogue, rule, "use DequantGemm")
-        self.epilogue, self.math = fused if group else scaled(fused), Role(warpgroups=n * parts // 64)
+        self.epilogue, self.math = fused if group else scaled(fused, self.weights), Role(warpgroups=n * parts // 64)
         self.total = Role(warps=next(warps for warps in (4, 2, 1) if m * n % (64 * warps) == 0 or warps == 1))
         self.tile, self.parts, self.tiles, self.groups = tile, parts, GridTiles(Grouped(1), ctas), k // (group or k)
         same = [Dim(name, of="k", per=1) for name, has in (("bytes", self.bits == 4), ("g", group)) if has]

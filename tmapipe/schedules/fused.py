@@ -209,7 +209,7 @@ SHARE = 3  # CTAs of a multiprocessor: those that wait for the kernel before lie
 @functools.cache
 def _add_rows(tile: tuple[int, int], stages: int, outputs: tuple[str, ...], dtype: DType) -> AddRows:
     made = AddRows(tile, stages, outputs, dtype)
-    made.tiles = attrs.evolve(made.tiles, ctas=SHARE)
+    made.tiles = GridTiles(Grouped(1), ctas=SHARE)
     return made
 
 

@@ -33,6 +33,8 @@ LAUNCH, EPILOGUE, ADDING = 5000, 3000, 4500  # clocks of a kernel, of a tile bes
 SMALL_M, MOST_PARTS = 128, 20
 #: Of more rows, slots of twice as many elements along k, of which four fit (three gain nothing); clocks less of a slot.
 LONG_SPANS, LEAST_LONG, SAVED = ((64, 128), (128, 128)), 4, 20
+#: Of two warpgroups that read weights ahead: clocks of a slot besides its products, or besides a share of them.
+READ_AHEAD, LEAST_AHEAD = 48, (560, 0.3)
 #: Of few rows, fitted to 160 forms of 17 problems (2 % off the best): clocks of a slot, of a weight, of CTAs in turn.
 FEW_STEP, FEW_EACH = 215, {"int8": 3.7, "fp8": 3.6, "int4": 2.3}
 FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.84
@@ -144,6 +146,8 @@ def dequant_clocks(
     if m > SMALL_M:
         issue -= SAVED * (tk > 64)
         step = max(tensor, issue, memory, 0.75 * tensor + issue * (1 if tn == 64 else 0.66))
+        if tn == 128 and tk == 64:
+            step = max(tensor + READ_AHEAD, memory, LEAST_AHEAD[0] + LEAST_AHEAD[1] * tensor)
     whole = launch + waves * (ceil_div(ceil_div(k, tk), parts) * step + epilogue)
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 
