@@ -189,7 +189,7 @@ class Rows(Schedule):
                 stage.load_from(self.row(tile), n * form.columns)
             else:
                 first = self._begin(tile) // form.unit * form.unit + n * form.columns
-                stage.load_from(tile.a * form.rows, first)
+                stage.load_from(self._among(tile), first)
         for name in self.given:
             getattr(slot, name).load_from(self.row(tile) // BEFORE * BEFORE)
 
@@ -221,7 +221,11 @@ class Rows(Schedule):
 
     def row(self, tile: Tile) -> Any:
         """The first row of a CTA's tile."""
-        return tile.m * self.form.rows if self.form.apart == 1 else tile.a * self.form.apart + tile.b
+        return tile.m * self.form.rows if self.form.apart == 1 else self._among(tile) * self.form.apart + tile.b
+
+    def _among(self, tile: Tile) -> Any:
+        """The first row of a CTA's tile, among those that begin alike."""
+        return tile.a * self.form.rows if self.form.several else tile.a
 
     def read_rows(self, stage: Any) -> Any:
         """What lies in a stage of rows in an open slot."""
@@ -260,7 +264,7 @@ class Rows(Schedule):
         surely = max(0, form.surely[0] - first), min(form.piece or form.columns, form.surely[1] - first)
         surely = surely if surely[0] < surely[1] and (form.alike or form.apart == 1) else (0, 0)
         if form.apart > 1:
-            stage.store_from(tile.b, tile.a * form.rows, self.first(tile) + first, values=values, surely=surely)
+            stage.store_from(tile.b, self._among(tile), self.first(tile) + first, values=values, surely=surely)
         elif form.piece:
             stage.store_from(tile.m, tile.n * form.columns + first, values=values, surely=surely)
         else:
