@@ -42,9 +42,9 @@ FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (
 SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that share one; rows and bits of long slots
 #: The last ones: of scaling what is added, and bytes of each sum of a part.
 FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, FEW_SCALING, ADDED = 7600, 1050, 8470, 5300, 2.5
-#: Of `DequantGemv`, fitted to 55 forms (5 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
-GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 24, 10020, 250, {8: 0.027, 4: 0.039}, 17.7
-GEMV_DRAM, GEMV_L2 = 1825.0, 40.0  # bytes a clock, of all and of one multiprocessor
+#: Of `DequantGemv`, fitted to 83 forms (6 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
+GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 24, 9920, 118, {8: 0.043, 4: 0.048}, 8.6
+GEMV_MORE, GEMV_DRAM = 0.14, 1905.0  # of a weight's clocks for each 8 rows more; bytes a clock
 GEMV_HELD = {8: 56, 4: 72}  # registers
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
@@ -125,8 +125,9 @@ def dequant_clocks(
     each = (SCALED if scaled else INSTRUCTIONS)[kind]
     if tn % 64:
         few, turns = tn * k * bits / 8, ceil_div(k, tk * parts)
-        step = GEMV_STEP + GEMV_EACH[bits] * tn * tk * parts * share
-        memory = max(few * ceil_div(n, tn) / GEMV_DRAM, share * (few + 2 * tm * k) / GEMV_L2)
+        more = 1 + GEMV_MORE * (ceil_div(m, 8) - 1)
+        step = GEMV_STEP + GEMV_EACH[bits] * tn * tk * parts * share * more
+        memory = few * ceil_div(n, tn) / GEMV_DRAM
         return GEMV_LAUNCH + max(memory + step, turns * step) + GEMV_SUM * parts * ceil_div(tm * tn, 128)
     down, right = ceil_div(m, tm), ceil_div(ceil_div(n, tn), across) * across
     tiles = down * right * parts
