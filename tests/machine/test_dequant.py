@@ -30,7 +30,7 @@ def problem(kind, group, zeros, seed=3):
         wide = b.float()
     else:
         values = torch.from_numpy(rng.integers(LEAST[kind], LEAST[kind] + COUNT[kind], (COLUMNS, K)))
-        b = values.to(torch.int8) if kind == "int8" else DequantGemm.pack_int4(values)
+        b = values.to(torch.int8) if kind == "int8" else DequantGemm(kind).pack_int4(values)
         wide = values.float()
     shape = (K // group, COLUMNS) if group else (COLUMNS,)
     scale, zero = (torch.from_numpy(rng.random(shape, np.float32)) for _ in range(2))
@@ -244,13 +244,14 @@ def test_long_slots_leave_room_for_operands_of_an_epilogue():
 
 def test_four_bits_are_packed_as_threads_take_them():
     values = np.random.default_rng(1).integers(-8, 8, (3, 64))
-    packed = DequantGemm.pack_int4(values)
+    packed = DequantGemm("int4").pack_int4(values)
     assert packed.dtype == np.int8 and packed.shape == (3, 32)
     words = packed.view(np.uint32).reshape(3, 2, 4)  # a thread's, of 32 elements
     for eight, pair in np.ndindex(4, 2):
         found = words >> np.uint32(4 * eight + 16 * pair) & np.uint32(15)
         assert found.tolist() == (values.reshape(3, 2, 4, 4, 2)[:, :, eight, :, pair] & 15).tolist()
-    assert DequantGemm.pack_int4(torch.from_numpy(values)).tolist() == packed.tolist()
+    assert DequantGemm("int4").pack_int4(torch.from_numpy(values)).tolist() == packed.tolist()
+    assert DequantGemm("uint4").pack_int4(values & 15).tolist() == packed.tolist()
 
 
 def test_bits_of_integers():
@@ -269,10 +270,13 @@ def test_what_is_refused():
     refused(DequantGemm, "int8", tiles=tp.tiles.StreamKTiles(shares=2), argument="tiles", rule="or SplitKTiles")
     bias = tp.epilogue.Epilogue(lambda acc, scale: acc + scale, operands={"scale": tp.epilogue.PerColumn()})
     refused(DequantGemm, "int8", epilogue=bias, argument="scale", rule="has already")
-    refused(DequantGemm.pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")
-    for wrong in (np.full((4, 32), -9), np.full((4, 32), 16), np.full((4, 32), 1.5), np.arange(-1, 31).reshape(1, 32)):
-        for values in (wrong, torch.from_numpy(wrong)):
-            refused(DequantGemm.pack_int4, values, argument="pack_int4(values)", rule="-8 to 7, or from 0 to 15")
+    refused(DequantGemm("int4").pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")
+    refused(DequantGemm("int8").pack_int4, np.zeros((4, 32), np.int8), argument="weights", rule="which are packed")
+    of_neither = [np.full((4, 32), -9), np.full((4, 32), 16), np.full((4, 32), 1.5), np.arange(-1, 31).reshape(1, 32)]
+    for kind, one, rule in (("int4", 8, "from -8 to 7"), ("uint4", -1, "from 0 to 15")):
+        for wrong in (*of_neither, np.eye(4, 32, dtype=np.int8) * one):
+            for values in (wrong, torch.from_numpy(wrong)):
+                refused(DequantGemm(kind).pack_int4, values, argument="pack_int4(values)", rule=rule)
 
 
 def test_sums_of_the_output():
