@@ -288,3 +288,52 @@ def test_sums_of_the_output():
     d, rows, columns = DequantGemm("int8", (64, 128, 64), (1, 1), epilogue=fused)(a, b, scale)
     right = a.astype(np.float32) @ b.astype(np.float32).T
     assert (d == right).all() and (rows == right.sum(1)).all() and (columns == right.sum(0)).all()
+
+
+class Converted(tp.Schedule):
+    """d[n, m] = products of weights of *kind* in tiles of *shape*, *dtype*, with numbers for so many parts of k."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+
+    def __init__(self, kind, shape=(64, 64), dtype="int8", zeros=0, scales=0):
+        self.kind, self.counts = kind, (zeros, scales)
+        self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.math)
+        self.a = tp.TmaLoadStage("m k", tile=(64, 64), ring=self.ring)
+        self.b = tp.TmaLoadStage("n j", tile=shape, ring=self.ring, dtype=dtype)
+        self.weight = tp.RegisterTile(self.math, (64, 64), dims="n k")
+        self.mma = tp.Wgmma(self.weight, self.a, in_flight=1)
+        self.d = tp.ThreadStoreStage("n m", tile=(64, 64), role=self.math, vector=4)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.a.load(tile, k=0)
+            slot.b.load(tile, j=0)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc, k.ring.consume() as slot:
+            number = tp.math.row_max(k.full("weight", 1.0))
+            acc.add(acc.widened(slot.b, self.kind, *((number,) * count for count in self.counts)), slot.a)
+        k.d.store(tile, acc.values())
+
+
+@pytest.mark.parametrize(
+    "options, argument, rule",
+    [
+        (("int3",), "kind", "is one of int8"),
+        (("fp8_e4m3/64", (64, 64), "fp8_e4m3"), "kind", "is one of int8"),
+        (("int8", (64, 64), "fp8_e4m3"), "part", "64 elements of int8"),
+        (("fp8_e4m3",), "part", "64 elements of fp8_e4m3"),
+        (("int4",), "part", "32 elements of int8"),
+        (("int8", (32, 64)), "part", "64 rows of weights"),
+        (("int8", (64, 64), "int8", 0, 3), "zero, scale", "multiple of 16 weights"),
+        (("int8", (64, 64), "int8", 0, 8), "zero, scale", "multiple of 16 weights"),
+        (("int4", (64, 32), "int8", 0, 4), "zero, scale", "multiple of 32 weights"),
+        (("int8", (64, 64), "int8", 1, 2), "zero, scale", "as many for zero as for scale"),
+    ],
+)
+def test_weights_that_a_slot_does_not_have(options, argument, rule):
+    """Bytes that are taken for another type, or numbers for parts that lanes share, would give other products on a GPU."""
+    refused(Converted(*options).program, argument=argument, rule=rule)
+    assert "widened" in Converted("int8", zeros=4, scales=4).program()

@@ -20,6 +20,7 @@ from tmapipe.epilogue.operands import PerColumn
 from tmapipe.errors import InputError, check_numbers, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, SharedStage, Wgmma
+from tmapipe.protocol.matmuls import WEIGHTS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import adding_rows
@@ -71,7 +72,6 @@ def _packed(values: Any, least: int, most: int) -> Any:
 # wgmma takes from registers, and what the warpgroups convert is never written to shared memory.
 
 
-WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
 SPANS = 128, 64, 32  # of swizzles, bytes
 #: Rows of a tile, above which weights of slots of up to so many elements along k are read before the matmul of the slot before
 #: starts. With slots of 128, that takes 4 to 20 % longer.
