@@ -121,7 +121,8 @@ def data_of(problem: Quantized, seed: int, device: str = "cuda") -> dict[str, An
         bits = 8 if problem.weights == "int8" else 4
         least = 0 if problem.weights == "uint4" else -(2 ** (bits - 1))
         values = torch.randint(least, least + 2**bits, shape, generator=generator, device=device)
-        b, wide = values.to(torch.int8) if bits == 8 else DequantGemm.pack_int4(values), values.float()
+        b, wide = values.to(torch.int8), values.float()
+        b = DequantGemm(problem.weights).pack_int4(values) if bits == 4 else b
     several = (problem.k // problem.group, problem.n) if problem.group else (problem.n,)
     scale, zero = random_of(several) + 0.5, random_of(several) * 4
 

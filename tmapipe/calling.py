@@ -5,6 +5,7 @@ for many calls, and the export of kernels.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import os
@@ -73,8 +74,8 @@ class Calls:
     def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
         """A call with these tensors, to be made many times: everything is checked here, once.
 
-        Each run uses the memory that the tensors have now. Outputs that are left out are made here, and each run overwrites
-        them.
+        Each run uses the memory and the kernel of now: no run notices what is assigned to attributes, or to what bodies refer
+        to, later. Outputs that are left out are made here, and each run overwrites them.
 
         Args:
             tensors, out, named: As in a call.
@@ -320,7 +321,7 @@ def remember(
 
 def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any], made: dict[str, Any]) -> Any:
     """Calls *run*, a call of a kernel of rows, and returns what it returns. As in `remember`, the kernel's `_again` gets what
-    makes the call again: (names of tensors, a function that takes these tensors in this order).
+    makes the call again: (names of tensors, a function that takes these tensors in this order, what it depends on).
 
     Args:
         given: Tensors by stage; None for outputs that the call makes.
@@ -335,7 +336,7 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
         names = [name for name in launcher.names if given.get(name) is not None]
         if tuple(made) == launcher.names[launcher.inputs :] and all(name in given for name in launcher.names):
             call = repeated(launches, [given[name] for name in names], None, tuple(made.values()))
-            _put_first(kernel, "_again", call and (names, call))
+            _put_first(kernel, "_again", call and (names, call, launcher.reads))
     return result
 
 
@@ -353,7 +354,11 @@ def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:
     """A call with these tensors, as `Schedule.prepare` says."""
     schedule.plan(bound.dtypes)
     if not bound.on_gpu or bound.empty:
-        return functools.partial(_run_again, schedule, bound)
+        from tmapipe.program import trace
+
+        kept = copy.copy(schedule)
+        bound.program = None if bound.empty else trace(kept, kept.plan(bound.dtypes))
+        return functools.partial(_run_again, kept, bound)
     launcher = launcher_for(schedule, bound)
     from tmapipe.gpu.launch import Prepared
 
@@ -380,8 +385,8 @@ def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Ca
     from tmapipe.model import steps_for
     from tmapipe.program import replay, trace
 
-    plan = schedule.plan(bound.dtypes)
-    spans = schedule.spans(bound.shapes)
+    program, spans = bound.program or trace(schedule, schedule.plan(bound.dtypes)), schedule.spans(bound.shapes)
+    plan = program.plan
     rule = f"is {spans}, since each cluster takes its tiles of {schedule.tiles} and no others"
     require(spans is None or clusters in (None, spans), "clusters", clusters, rule, "leave it out")
     clusters = clusters or spans or min(2, schedule.cluster_count(bound.shapes))
@@ -389,7 +394,6 @@ def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Ca
     in_part = plan.entries or schedule.tiles.in_parts  # a table, or a part of k, says which elements are written
     whole = () if in_part else bound.made
     made = machine(plan, max_steps=steps_for(plan, max(tiles, clusters)), whole=whole)
-    program = trace(schedule, plan)
     return made.run(lambda isa: replay(program, isa), bound.arrays(), clusters)
 
 

@@ -12,7 +12,7 @@ import tmapipe as tp
 from tests.unit.limits import ended
 from tmapipe import prove
 from tmapipe.gpu import kernels
-from tmapipe.tuning import Candidate, Problem
+from tmapipe.tuning import Candidate, Problem, compiling
 from tmapipe.tuning.compiling import compile_each, jobs_of, load
 from tmapipe.tuning.problem import PLAIN
 
@@ -182,3 +182,20 @@ def test_an_error_while_compiling_names_the_line_of_the_body():
     for call in (Slip().check, Slip().compile):
         with pytest.raises(tp.InputError, match=rf"has dimensions s, m, n.*test_compiling\.py:{here}\.$"):
             call()
+
+
+def test_kernels_that_another_process_compiles_depend_on_their_values():
+    """A value may change between the compilation and a call, which then makes another kernel."""
+    factors = [2.0]
+
+    def job():
+        gemm = tp.schedules.Gemm((64, 64, 64), (1, 1), epilogue=lambda acc: acc * factors[0])
+        return gemm, {}, dict.fromkeys("abd", 2)
+
+    made, errors = compiling.compiled([job], 1)
+    assert not errors and vars(made[0])["_compiled"]
+    made[0]._refresh()
+    assert vars(made[0])["_compiled"]
+    factors[0] = 3.0
+    made[0]._refresh()
+    assert "_compiled" not in vars(made[0])

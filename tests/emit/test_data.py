@@ -45,6 +45,7 @@ def few_rows(kind, tile, k, dtype=torch.bfloat16, **options):
     """Weights of few bits, of fewer columns than the tile has."""
     rows, groups = tile[0] - 1, [k // options["group"]] if options else []
     b = some(20, k // 2 if kind == "int4" else k, dtype=torch.int8)
+    b = b.to(torch.float8_e4m3fn) if kind == "fp8_e4m3" else b
     numbers = [
         torch.rand(*groups, 20, generator=torch.Generator().manual_seed(i)) for i in range(1 + len(options) // 2)
     ]
@@ -54,6 +55,7 @@ def few_rows(kind, tile, k, dtype=torch.bfloat16, **options):
 CALLS = {
     "few rows, weights of 8 bits": lambda: few_rows("int8", (4, 16, 128), 640),
     "few rows, 8 bits in groups": lambda: few_rows("int8", (10, 16, 64), 320, torch.float16, group=16, zeros=True),
+    "few rows, fp8 in groups": lambda: few_rows("fp8_e4m3", (8, 16, 64), 256, torch.float16, group=64),
     "few rows, 4 bits in groups": lambda: few_rows("int4", (10, 32, 256), 768, group=64, zeros=True),
     "odd halves": lambda: rotated((2, 11, 1, 30), (11, 1, 15), (8, 16, 1, 1, 2)),
     "halves in vectors": lambda: rotated((1, 5, 4, 24), (5, 1, 12), (8, 16, 1, 4, 2, 2)),

@@ -30,7 +30,7 @@ def problem(kind, group, zeros, seed=3):
         wide = b.float()
     else:
         values = torch.from_numpy(rng.integers(LEAST[kind], LEAST[kind] + COUNT[kind], (COLUMNS, K)))
-        b = values.to(torch.int8) if kind == "int8" else DequantGemm.pack_int4(values)
+        b = values.to(torch.int8) if kind == "int8" else DequantGemm(kind).pack_int4(values)
         wide = values.float()
     shape = (K // group, COLUMNS) if group else (COLUMNS,)
     scale, zero = (torch.from_numpy(rng.random(shape, np.float32)) for _ in range(2))
@@ -244,13 +244,14 @@ def test_long_slots_leave_room_for_operands_of_an_epilogue():
 
 def test_four_bits_are_packed_as_threads_take_them():
     values = np.random.default_rng(1).integers(-8, 8, (3, 64))
-    packed = DequantGemm.pack_int4(values)
+    packed = DequantGemm("int4").pack_int4(values)
     assert packed.dtype == np.int8 and packed.shape == (3, 32)
     words = packed.view(np.uint32).reshape(3, 2, 4)  # a thread's, of 32 elements
     for eight, pair in np.ndindex(4, 2):
         found = words >> np.uint32(4 * eight + 16 * pair) & np.uint32(15)
         assert found.tolist() == (values.reshape(3, 2, 4, 4, 2)[:, :, eight, :, pair] & 15).tolist()
-    assert DequantGemm.pack_int4(torch.from_numpy(values)).tolist() == packed.tolist()
+    assert DequantGemm("int4").pack_int4(torch.from_numpy(values)).tolist() == packed.tolist()
+    assert DequantGemm("uint4").pack_int4(values & 15).tolist() == packed.tolist()
 
 
 def test_bits_of_integers():
@@ -269,10 +270,13 @@ def test_what_is_refused():
     refused(DequantGemm, "int8", tiles=tp.tiles.StreamKTiles(shares=2), argument="tiles", rule="or SplitKTiles")
     bias = tp.epilogue.Epilogue(lambda acc, scale: acc + scale, operands={"scale": tp.epilogue.PerColumn()})
     refused(DequantGemm, "int8", epilogue=bias, argument="scale", rule="has already")
-    refused(DequantGemm.pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")
-    for wrong in (np.full((4, 32), -9), np.full((4, 32), 16), np.full((4, 32), 1.5), np.arange(-1, 31).reshape(1, 32)):
-        for values in (wrong, torch.from_numpy(wrong)):
-            refused(DequantGemm.pack_int4, values, argument="pack_int4(values)", rule="-8 to 7, or from 0 to 15")
+    refused(DequantGemm("int4").pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")
+    refused(DequantGemm("int8").pack_int4, np.zeros((4, 32), np.int8), argument="weights", rule="which are packed")
+    of_neither = [np.full((4, 32), -9), np.full((4, 32), 16), np.full((4, 32), 1.5), np.arange(-1, 31).reshape(1, 32)]
+    for kind, one, rule in (("int4", 8, "from -8 to 7"), ("uint4", -1, "from 0 to 15")):
+        for wrong in (*of_neither, np.eye(4, 32, dtype=np.int8) * one):
+            for values in (wrong, torch.from_numpy(wrong)):
+                refused(DequantGemm(kind).pack_int4, values, argument="pack_int4(values)", rule=rule)
 
 
 def test_sums_of_the_output():
@@ -284,3 +288,52 @@ def test_sums_of_the_output():
     d, rows, columns = DequantGemm("int8", (64, 128, 64), (1, 1), epilogue=fused)(a, b, scale)
     right = a.astype(np.float32) @ b.astype(np.float32).T
     assert (d == right).all() and (rows == right.sum(1)).all() and (columns == right.sum(0)).all()
+
+
+class Converted(tp.Schedule):
+    """d[n, m] = products of weights of *kind* in tiles of *shape*, *dtype*, with numbers for so many parts of k."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+
+    def __init__(self, kind, shape=(64, 64), dtype="int8", zeros=0, scales=0):
+        self.kind, self.counts = kind, (zeros, scales)
+        self.ring = tp.BarrierRing(2, producer=self.load, consumer=self.math)
+        self.a = tp.TmaLoadStage("m k", tile=(64, 64), ring=self.ring)
+        self.b = tp.TmaLoadStage("n j", tile=shape, ring=self.ring, dtype=dtype)
+        self.weight = tp.RegisterTile(self.math, (64, 64), dims="n k")
+        self.mma = tp.Wgmma(self.weight, self.a, in_flight=1)
+        self.d = tp.ThreadStoreStage("n m", tile=(64, 64), role=self.math, vector=4)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.a.load(tile, k=0)
+            slot.b.load(tile, j=0)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc, k.ring.consume() as slot:
+            number = tp.math.row_max(k.full("weight", 1.0))
+            acc.add(acc.widened(slot.b, self.kind, *((number,) * count for count in self.counts)), slot.a)
+        k.d.store(tile, acc.values())
+
+
+@pytest.mark.parametrize(
+    "options, argument, rule",
+    [
+        (("int3",), "kind", "is one of int8"),
+        (("fp8_e4m3/64", (64, 64), "fp8_e4m3"), "kind", "is one of int8"),
+        (("int8", (64, 64), "fp8_e4m3"), "part", "64 elements of int8"),
+        (("fp8_e4m3",), "part", "64 elements of fp8_e4m3"),
+        (("int4",), "part", "32 elements of int8"),
+        (("int8", (32, 64)), "part", "64 rows of weights"),
+        (("int8", (64, 64), "int8", 0, 3), "zero, scale", "multiple of 16 weights"),
+        (("int8", (64, 64), "int8", 0, 8), "zero, scale", "multiple of 16 weights"),
+        (("int4", (64, 32), "int8", 0, 4), "zero, scale", "multiple of 32 weights"),
+        (("int8", (64, 64), "int8", 1, 2), "zero, scale", "as many for zero as for scale"),
+    ],
+)
+def test_weights_that_a_slot_does_not_have(options, argument, rule):
+    """Bytes that are taken for another type, or numbers for parts that lanes share, would give other products on a GPU."""
+    refused(Converted(*options).program, argument=argument, rule=rule)
+    assert "widened" in Converted("int8", zeros=4, scales=4).program()

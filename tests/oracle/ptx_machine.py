@@ -213,7 +213,7 @@ class _Registers(dict[str, np.ndarray]):
         self.widths, self.count = widths, count
 
     def __missing__(self, name: str) -> np.ndarray:
-        size = self.widths.get(name) or self.widths.get(name.rstrip("0123456789"))
+        size = self.widths.get(name) or self.widths.get(name.rstrip("0123456789") + "<")
         if size is None:
             raise NotImplementedError(f"no register {name}")
         kind = np.dtype(bool) if size == -1 else UNSIGNED[size]
@@ -222,11 +222,13 @@ class _Registers(dict[str, np.ndarray]):
 
 
 def _widths(text: str) -> dict[str, int]:
-    """Bytes of registers by the beginning of their names, -1 of predicates."""
-    found = {}
+    """Bytes of registers, -1 of predicates, by their names; of ``x<2>``, which are x0 and x1, by "x<"."""
+    found = dict[str, int]()
     for word, names in re.findall(r"\.reg\s+\.(\w+)\s+([^;]+);", text):
         for name in names.split(","):
-            found[re.sub(r"<\d+>", "", name.strip())] = -1 if word == "pred" else kind_of(word).itemsize
+            size, name = -1 if word == "pred" else kind_of(word).itemsize, re.sub(r"<\d+>", "<", name.strip())
+            if found.setdefault(name, size) != size:
+                raise NotImplementedError(f"registers {name} of two sizes")
     return found
 
 

@@ -1,6 +1,7 @@
 """Callers: functions written for a signature, on the CPU. A function of TVM FFI stands for the kernel's host code: it gets the
 arguments as a launch packs them, and copies the input's memory to the output's."""
 
+import contextlib
 import ctypes
 import threading
 
@@ -10,9 +11,11 @@ import tvm_ffi
 
 import tmapipe as tp
 from tests.unit.test_export import Move
+from tmapipe import calling
 from tmapipe.gpu import kernels as callers
 from tmapipe.gpu import launch
 from tmapipe.gpu.exporting import Packed
+from tmapipe.schedules.rows import RowKernel, Rows
 
 
 class Code:
@@ -378,3 +381,45 @@ def test_no_caller_takes_a_call_whose_launches_are_noted(launched):
         assert call((x,), None, {}) is None and launcher.caller((x,), (), None) is None
         launcher((x,), None)
     assert [each for each, _ in launches] == [launcher] and call((x,), None, {}) is not None
+
+
+class Scaled(Rows):
+    """y = x times the first item of *FACTORS*."""
+
+    @Rows.work.jit
+    def scale(self, k, tile):
+        with k.ring.consume() as slot:
+            values = self.read_rows(slot.x)
+        self.store_rows(k.y, tile, values * FACTORS[0])
+
+
+class Scale(RowKernel):
+    schedule, options = Scaled, ("one",)
+
+    def __call__(self, x):
+        return self.run({"x": x}, {"y": None}, {})
+
+
+FACTORS = [2.0]
+
+
+@pytest.mark.parametrize("what", ["value", "attribute"])
+def test_calls_of_a_kernel_of_rows_are_made_again_as_long_as_what_it_depends_on_stays(launched, monkeypatch, what):
+    x, kernel = half(32, 128), Scale()
+    y = kernel(x)
+    assert torch.equal(y, 2 * x)
+    (schedule,) = kernel.fitted.values()
+    _, launcher, code = launched(x, out=y, schedule=schedule)
+    launches = [(launcher, [x.data_ptr(), y.data_ptr()])]
+    with monkeypatch.context() as context:
+        context.setattr(calling, "watching", lambda tensor: contextlib.nullcontext(launches))
+        calling.remember_by_name(kernel, tuple, {"x": x, "y": None}, {"y": y})
+    assert torch.equal(kernel(x), x) and len(code.launches) == 1  # what the launch makes, which copies
+    try:
+        if what == "value":
+            FACTORS[0] = 3.0
+        else:
+            kernel.options = ("another",)
+        assert torch.equal(kernel(x), (FACTORS[0] * x.float()).bfloat16()) and len(code.launches) == 1
+    finally:
+        FACTORS[0] = 2.0

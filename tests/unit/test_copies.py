@@ -322,3 +322,14 @@ def test_data_is_of_the_type_that_is_declared():
     for wrong in ({"dtype": "fp32"}, {"dtype": "int64"}, {"dims": "a b", "dtype": "int8"}):
         with pytest.raises(tp.InputError, match="dtype"):
             tp.Table(**{"dims": "w", **wrong})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bits_of_what_is_no_number(dtype):
+    """A copy of the same type keeps all bits, also where rows are apart and elements are copied one by one."""
+    bits = torch.arange(-(1 << 15), 1 << 15, 7).to(torch.int16)
+    x = bits[: 96 * 97].view(dtype).view(96, 97)
+    for some in (x.T, x[:, ::2], x[:40, :17].T):
+        y = torch.empty(some.shape[1], some.shape[0] + 3, dtype=dtype).T[3:]
+        for found in (tp.schedules.Copy()(some), tp.schedules.Copy()(some, out=y)):
+            assert torch.equal(found.view(torch.int16), some.view(torch.int16))

@@ -123,3 +123,16 @@ def test_copies_of_elements_of_any_size(dtype):
     refused(copy.prepare, half(3, 5), argument="x.shape, x.stride", rule="whole units of 16 bytes")
     refused(copy.prepare, x, x.float(), argument="y.dtype", rule="where a copy is prepared")
     refused(copy.prepare, x, half(4, 8), out=half(4, 8), argument="out", rule="given already")
+
+
+def test_the_kernel_is_that_of_its_time():
+    """As on a GPU: what is assigned later to what an epilogue refers to, or to an attribute, is for later calls."""
+    factors = [2.0]
+    gemm = S.Gemm((64, 64, 64), (1, 1), epilogue=lambda acc: acc * factors[0])
+    a, b = half(8, 64), half(16, 64)
+    call, twice = gemm.prepare(a, b), gemm(a, b)
+    assert torch.equal(call(), twice)
+    factors[0] = 4.0
+    assert torch.equal(call(), twice) and torch.equal(gemm(a, b), 2 * twice)
+    gemm.tiles, gemm.epilogue = tp.tiles.GridTiles(), None
+    assert torch.equal(call(), twice)

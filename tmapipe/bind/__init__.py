@@ -35,6 +35,7 @@ class Bound:
         added_to: Names of the outputs to which a kernel adds, instead of overwriting them.
         made: Names of the outputs that the call has left out and `bind` has made. Their elements hold nothing yet, unless they
             are added to.
+        program: What the model runs; None: the schedule's, as it is by then.
     """
 
     tensors: dict[str, Any]
@@ -45,6 +46,7 @@ class Bound:
     on_gpu: bool
     added_to: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
+    program: Any = None
 
     @property
     def empty(self) -> bool:

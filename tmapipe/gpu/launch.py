@@ -184,6 +184,7 @@ class Launcher:
         self.packed = Packed(function, layouts, numbers, self.index)
         self.numbers = numbers
         self.callers = 0  # that were made
+        self.reads = vars(schedule).get("_reads")  # values that the kernel was made of, which may change
         self.one_device = torch.cuda.device_count() == 1
         self.views: list[int] = []  # positions of tensors that are passed with their last two dimensions exchanged
         self.outputs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from tmapipe.errors import ScopeError, permit, require
 from tmapipe.isa.fragment import PACKED, Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Wgmma
-from tmapipe.plan.rings import Barrier, HeldTile, Matmul, NamedBarrier
+from tmapipe.plan.rings import Barrier, Buffer, HeldTile, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.ring import Groups, RingEnd, Slot, Started
 from tmapipe.protocol.slots import PartInSlot
@@ -88,6 +89,27 @@ class BoundMatmul(Carried):
 def _layout_of_a(matmul: Matmul, columns: int) -> AccumulatorLayout:
     """How an operand a from registers, of this many columns, is distributed."""
     return AccumulatorLayout(matmul.shape[0], columns, matmul.warpgroups, matmul.first_warp, matmul.teams)
+
+
+WEIGHTS = "int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2"  # of few bits, by kind
+
+
+def _check_weights(where: str, buffer: Buffer, k: int, kind: str) -> None:
+    """Raises `InputError` unless rows of *buffer* have *k* weights of this *kind*."""
+    plain, four = kind.removesuffix("/64") if "int" in kind else kind, "int4" in kind
+    require(plain in WEIGHTS, f"{where}(kind)", kind, f"is one of {', '.join(WEIGHTS)}", 'e.g. "int8"')
+    row, dtype = k // (1 + four), plain if plain.startswith("fp8") else "int8"
+    rule = f"has rows of {row} elements of {dtype}, whole multiples of 16, for {k} weights of {kind}"
+    fits = buffer.tile[-1] == row and row % 16 == 0 and buffer.dtype.name == dtype
+    require(fits, f"{where}(part)", (buffer.tile, buffer.dtype.name), rule, "load such a tile")
+
+
+def _check_scales(where: str, k: int, kind: str, *by: Any) -> None:
+    """Raises `InputError` unless *by* are as many numbers each, for equal parts of *k* weights that lanes have whole."""
+    counts, least = {len(numbers) for numbers in by if numbers}, 16 << ("int4" in kind)
+    rule = f"are as many for zero as for scale, each for a part of k of a multiple of {least} weights"
+    fits = len(counts) < 2 and all(k % (n * least) == 0 for n in counts)
+    require(fits, f"{where}(zero, scale)", [*map(len, by)], rule, "pass as many fragments as k has such parts")
 
 
 def _beside(matmul: Matmul, parts: tuple[Any, ...]) -> Fragment:
@@ -212,7 +234,11 @@ class Accumulator(Carried):
     def raw(self, part: PartInSlot, kind: str) -> Fragment:
         """Reads the weights of an open slot, for a `widened` that comes later. The arguments are those of `widened`."""
         part.by_threads()
-        layout = _layout_of_a(self.matmul, self.matmul.shape[2] // (1 + ("int4" in kind)))
+        rows, _, k = self.matmul.shape
+        _check_weights("acc.raw", part.part.buffer, k, kind)
+        tile, rule = part.part.buffer.tile, f"has {rows} rows of weights"
+        require(math.prod(tile[:-1]) == rows, "acc.raw(part)", tile, rule, "load such a tile")
+        layout = _layout_of_a(self.matmul, k // (1 + ("int4" in kind)))
         fragments = self.bound.isa.fragments
         return Fragment(fragments, layout, "tile", f"{PACKED} of {kind}", fragments.raw_weights(layout, part.ref, kind))
 
@@ -237,6 +263,7 @@ class Accumulator(Carried):
         self._turn("widened")
         matmul, fragments = self.matmul, self.bound.isa.fragments
         raw = part if isinstance(part, Fragment) else self.raw(part, kind)
+        _check_scales("acc.widened", matmul.shape[2], kind, zero, scale)
         permit(raw.weights == kind, f"acc.widened() of {matmul.name} takes what acc.raw() read of {kind}, not {raw!r}.")
         words = fragments.widened(matmul, raw.data, kind, zero, scale, self.registers_of_a)
         of = f"{PACKED} {self.registers_of_a}"
@@ -369,6 +396,8 @@ class BoundRegisterTile(Carried):
             rows: In *parts* equal parts, as the weights. Columns of sums for which a part has no row repeat its last row.
         """
         (a, b), bits = (each.part.buffer for each in (rows, few)), 4 if kind.endswith("int4") else 8
+        _check_weights(f"k.{self.plan.name}.products", b, a.tile[-1], kind)
+        _check_scales(f"k.{self.plan.name}.products", a.tile[-1], kind, *by)
         fits = b.swizzle == b.tile[-1] >= 64 and b.tile[0] == self.plan.shape[0] and 8 * b.tile[-1] == bits * a.tile[-1]
         fits = fits and a.dtype.bytes == 2 and a.swizzle == 128 and a.tile[0] % parts == self.layout.warps % parts == 0
         rule = "has as many elements as weights, swizzled by 128 bytes, and weights by their rows of 64 or 128 bytes"

@@ -494,7 +494,7 @@ def _unit(x: Any, y: Any, most: int) -> int:
 
 
 def _units(x: Any, y: Any) -> tuple[Any, Any]:
-    """Both as integers of 32, 16 or 8 bits: the widest that their rows are made of."""
-    if any(strides_of(each)[-1] != 1 for each in (x, y)):
-        return x, y
-    return in_integers(x, _unit(x, y, 4)), in_integers(y, _unit(x, y, 4))
+    """Both as integers of 32, 16 or 8 bits, whose bits no conversion changes: the widest that their rows are made of."""
+    apart = any(strides_of(each)[-1] != 1 for each in (x, y))
+    size = x.dtype.itemsize if apart else _unit(x, y, 4)
+    return in_integers(x, size), in_integers(y, size)

@@ -20,6 +20,7 @@ from tmapipe.epilogue.operands import PerColumn
 from tmapipe.errors import InputError, check_numbers, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, SharedStage, Wgmma
+from tmapipe.protocol.matmuls import WEIGHTS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import adding_rows
@@ -38,16 +39,8 @@ from tmapipe.tiles.persistent import Grouped, PersistentTiles
 PACKED = 32  # elements along k, whose 4 bits are 16 bytes
 
 
-def pack_int4(values: Any) -> Any:
-    """Integers of 4 bits as the schedule takes them: [..., k] as [..., k / 2] of int8.
-
-    Args:
-        values: Torch tensor or NumPy array of integers, from -8 to 7 or from 0 to 15; k is a multiple of 32. (On a GPU, this
-            waits for them.)
-
-    Raises:
-        InputError: It is something else.
-    """
+def _packed(values: Any, least: int, most: int) -> Any:
+    """As `DequantGemm.pack_int4`, of integers from *least* to *most*."""
     check_kind("pack_int4(values)", values)
     k = values.shape[-1] if values.ndim else 0
     if not k or k % PACKED:
@@ -56,10 +49,9 @@ def pack_int4(values: Any) -> Any:
     of_torch = hasattr(values, "data_ptr")
     wide = values.int() if of_torch else values.astype("int32")
     if 0 not in values.shape:
-        least, most = wide.min(), wide.max()
-        if not (wide == values).all() or not (-8 <= least <= most <= 7 or 0 <= least <= most <= 15):
-            said, rule = f"{values.min()} to {values.max()}", "are integers from -8 to 7, or from 0 to 15"
-            raise InputError("pack_int4(values)", said, rule, "round and clamp them")
+        inside = least <= wide.min() <= wide.max() <= most
+        said, rule = f"{values.min()} to {values.max()}", f"are integers from {least} to {most}"
+        require(inside and (wide == values).all(), "pack_int4(values)", said, rule, "round and clamp them")
     units = wide.reshape(*values.shape[:-1], k // PACKED, 2, 2, 4, 2) & 15  # element 16 c + 8 h + 2 q + i
     halves = units[..., 0, :, :] | units[..., 1, :, :] << 4
     moved = halves.permute if of_torch else halves.transpose
@@ -80,7 +72,6 @@ def pack_int4(values: Any) -> Any:
 # wgmma takes from registers, and what the warpgroups convert is never written to shared memory.
 
 
-WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
 SPANS = 128, 64, 32  # of swizzles, bytes
 #: Rows of a tile, above which weights of slots of up to so many elements along k are read before the matmul of the slot before
 #: starts. With slots of 128, that takes 4 to 20 % longer.
@@ -204,7 +195,20 @@ class DequantGemm(Gemm):
         others = {name: each for name, each in named.items() if name not in names}
         return match(names, tensors, {name: named[name] for name in names if name in named}, out, "d") | others
 
-    pack_int4 = staticmethod(pack_int4)
+    def pack_int4(self, values: Any) -> Any:
+        """Integers of 4 bits as the schedule takes them: [..., k] as [..., k / 2] of int8.
+
+        Args:
+            values: Torch tensor or NumPy array of integers, from -8 to 7 for "int4", from 0 to 15 for "uint4"; k is a multiple
+                of 32. (On a GPU, this waits for them.)
+
+        Raises:
+            InputError: It is something else, or the schedule's weights have 8 bits.
+        """
+        require(
+            self.bits == 4, "weights", self.weights, 'are "int4" or "uint4", which are packed', "pass them as they are"
+        )
+        return _packed(values, *((-8, 7) if self.weights == "int4" else (0, 15)))
 
     # ---- bodies -----------------------------------------------------------------------------------------------------
 

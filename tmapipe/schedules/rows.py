@@ -370,6 +370,10 @@ class RowKernel:
         self.fitted: dict[Any, Rows] = {}
         self.best: dict[Any, list[RowForm]] = {}  # a few that differ, by what they are chosen by
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__.pop("_again", None)  # calls of kernels that may depend on it
+        object.__setattr__(self, name, value)
+
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """The schedule of this form, with so many tensors of rows and of one number a column loaded, for results at multiples
         of *stored* bytes."""
@@ -462,8 +466,8 @@ class RowKernel:
         given = {**loaded, **others, **(tables or {}), **stored, **(numbers or {})}
         over = any(x is y for x in loaded.values() for y in stored.values())
         there = {name for name, x in given.items() if x is not None}
-        for names, call in () if over else self.__dict__.get("_again", ()):  # such calls of one kernel
-            if there == {*names}:
+        for names, call, reads in () if over else self.__dict__.get("_again", ()):  # such calls of one kernel
+            if there == {*names} and not (reads and reads.changed()):
                 found = call(tuple(given[name] for name in names), None, {})
                 if found is not None:
                     return found

@@ -152,6 +152,9 @@ def ready(job: Job[AnySchedule], folder: Path, index: int) -> AnySchedule:
 
     schedule, dtypes, ranks = job()
     schedule.checked = False  # its process has proved it
+    if getattr(schedule, "epilogue", None) != PLAIN:
+        with ONE_AT_A_TIME:
+            trace(schedule, schedule.plan(dtypes))  # which notes what calls are to compare, as values may change
     adopt(schedule, Compiled(schedule.plan(dtypes), load(folder, index)), ranks)
     return schedule
 
