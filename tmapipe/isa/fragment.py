@@ -92,6 +92,7 @@ class Cells(Protocol):
     def __setitem__(self, i: int, value: Value) -> None: ...
 
 
+BY_ELEMENT = "an epilogue or Elementwise, which go by element. Use acc.values() or slot.x.read(), in a body."
 _NO_INDEX = (bool, float, complex, str, bytes, list, tuple, type, np.ndarray, np.generic, Carried)
 
 
@@ -158,7 +159,7 @@ class Fragment(Carried):
 
     def _indices(self, along: str) -> Fragment:
         if self.layout is None:
-            raise ScopeError(f"{along} of a piece in an epilogue, which works element by element. Use acc.values().")
+            raise ScopeError(f"{along} of a piece in {BY_ELEMENT}")
         self.layout.check_rows()
         return Fragment(self.backend, self.layout, along, "int32", self.backend.indices(self.layout, along))
 

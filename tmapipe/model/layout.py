@@ -397,7 +397,8 @@ def line_of_errors() -> Iterator[None]:
         yield
     except (InputError, ScopeError) as error:
         at = f" At {line_of(error)}."
-        error.args = (str(error).removesuffix(at) + at,)
+        text = str(error).removesuffix(at)
+        error.args = (text + "." * (not text.endswith((".", "?", "!"))) + at,)
         raise
     except Exception as error:
         _end_at_user(error)
