@@ -169,6 +169,7 @@ def test_what_is_no_tensor():
         refused(bound, S.Gemm(), a, b, out=wrong, argument=where, rule=rule)
         refused(S.Copy(), wrong, argument="x", value=type(wrong).__name__, rule="torch tensor or a NumPy array")
         refused(S.SplitK(2), wrong, b, argument="a", value=type(wrong).__name__, rule="torch tensor or a NumPy array")
+    assert refused(bound, S.Gemm(), a, b.to_sparse(), argument="b", rule="is dense").fix == "b.to_dense()"
 
 
 def test_two_kinds_or_devices():
@@ -290,7 +291,8 @@ def test_misaligned_strides(width):
 
 def test_strides_that_are_not_positive():
     same = half(1, 64).expand(8, 64)
-    refused(bound, Rows(), same, half(8, 64), argument="x.stride", rule="no positive multiple of 16")
+    error = refused(bound, Rows(), same, half(8, 64), argument="x.stride", rule="no positive multiple of 16")
+    assert error.fix == "copy it to a dense tensor"
     upside_down = np.zeros((8, 64), np.float16)[::-1]
     refused(bound, Rows(), upside_down, np.zeros((8, 64), np.float16), argument="x.stride", rule="no positive multiple")
 

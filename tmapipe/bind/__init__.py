@@ -3,6 +3,7 @@ the outputs that a call makes, and the checks of what a kernel can read and writ
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -199,7 +200,8 @@ def check_kind(name: str, tensor: Any) -> None:
     else:
         wrong = type(tensor).__name__, "is a torch tensor or a NumPy array", "convert it"
     if wrong:
-        raise InputError(name, *wrong)
+        value, rule, fix = wrong
+        raise InputError(name, value, rule, re.sub(r"\bx\b", lambda _: name, fix))
 
 
 def is_torch(tensor: Any) -> bool:

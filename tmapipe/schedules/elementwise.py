@@ -210,8 +210,9 @@ class Elementwise:
 
     Args:
         function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
-            ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use captured numbers; a changed one makes another kernel. A
-            function that refers to tensors or to objects of packages is traced anew by each call.
+            ``lambda x, gate: x * tp.math.sigmoid(gate)``, but nothing about a tile: no columns, sums of rows or pairs. It may
+            use captured numbers; a changed one makes another kernel. If it refers to tensors or to objects of packages, it is
+            traced anew by each call.
         dtype: Of results: "bf16", "fp16" or "fp32"; None: that of all tensors, or of those of floats the wider, as in torch.
 
     Raises:
@@ -252,11 +253,9 @@ class Elementwise:
             out: Where the result goes, of the shape that they broadcast to; None: made, with the largest tensor's order of
                 dimensions.
 
-        Returns:
-            The result.
-
         Raises:
             InputError: For shapes, types or counts that do not fit.
+            ScopeError: The function asks about a tile, or returns no fragment and no number.
         """
         if not self.same():
             self.fitted, self.names, self.tried, self.same = {}, {}, set(), unchanged(self.function)
