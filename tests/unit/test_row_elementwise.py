@@ -207,7 +207,12 @@ def test_bad_input():
     refused(tp.schedules.Elementwise, abs, "fp8_e4m3", argument="Elementwise(dtype)", rule="is one of")
 
 
+def endless(x):
+    return endless(x + 1)
+
+
 @pytest.mark.parametrize("function, text", [
+    (endless, "calls itself without an end"),
     (lambda x: x + x.columns, "columns of a piece"), (lambda x: tp.math.column_sum(x), "which go by element"),
     (lambda x: tp.math.row_logsumexp(x), "which go by element"), (lambda x: tp.math.swap_pairs(x), "neighbours"),
     (lambda x: tp.math.row_cumsum(x), "running sums"), (lambda x: tp.math.split_pairs(x)[0], "the pairs of"),
