@@ -45,6 +45,12 @@ def test_bad_input():
     refused(autotune({"rows": (8,)}), None, argument="autotune()", rule="function")
     tuned = autotune({"rows": (8,), "stages": (4000,)})(scaled_of)
     refused(tuned, torch.randn(8, 64), argument="autotune(space)", rule="has no candidate for these tensors")
+    nothing = autotune({"rows": (8,)})(lambda rows: None)
+    refused(nothing, torch.randn(8, 64), argument="autotune(space)", rule="no candidate.*is a `return` missing")
+    other = autotune({"lines": (8,)})(lambda rows: None)
+    refused(other, torch.randn(8, 64), argument="autotune(space)", rule="is what the function takes: .*'rows'")
+    twice = autotune({"rows": (8,)}, key=lambda x: {"rows": 8})(lambda rows: None)
+    refused(twice, torch.randn(8, 64), argument="autotune(space)", rule="is what the function takes: .*multiple values")
 
 
 def test_results_that_differ_fall_out():

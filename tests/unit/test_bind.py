@@ -57,6 +57,24 @@ def test_positions_names_and_out():
         assert given_.result() is d and not given_.on_gpu and not given_.empty
 
 
+def test_the_type_of_sums_follows_from_the_operand():
+    """Integers that come first are widened for a matmul of x's type: sums of int32 would be refused."""
+
+    class Widened(tp.Schedule):
+        load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+        ring = tp.BarrierRing(2, producer=load, consumer=math)
+        w = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
+        x = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+        wide = tp.RegisterTile(math, (64, 64), dims="n k")
+        mma = tp.Wgmma(wide, x)
+        d = tp.TmaStoreStage("n m", source=mma)
+
+    for weights in (torch.int8, torch.int32, torch.bfloat16):
+        for dtype in (torch.bfloat16, torch.float16):
+            made = bound(Widened(), torch.zeros(64, 64, dtype=weights), torch.zeros(64, 64, dtype=dtype)).tensors["d"]
+            assert made.dtype == (weights if weights.is_floating_point else dtype)
+
+
 def test_outputs_are_made():
     made = bound(S.Gemm(), half(16, 32), half(24, 32)).result()
     assert made.shape == (16, 24) and made.dtype == torch.bfloat16
@@ -132,6 +150,8 @@ def test_too_many_and_too_few():
     refused(bound, gemm, a, None, argument="b", value=None, rule="needed for every load stage")
     refused(bound, gemm, a, b, d, d, argument="tensors", value="4 tensors", rule="at most 3: a, b, d")
     refused(bound, gemm, a, b, a=a, argument="a", value="Tensor", rule="given twice")
+    for several in ((half(16, 24),), [half(16, 24)] * 2):
+        refused(bound, gemm, a, b, out=several, argument="out", rule="is the first output alone")
     refused(bound, gemm, a, b, c=d, argument="c", value="Tensor", rule="no stage; the stages are a, b, d")
     refused(bound, gemm, a, b, d, out=d, argument="out", rule="given already")
     refused(bound, gemm, a, b, d=d, out=d, argument="out", rule="given already")
@@ -143,9 +163,13 @@ def test_what_is_no_tensor():
         refused(
             bound, S.Gemm(), wrong, b, argument="a", value=type(wrong).__name__, rule="torch tensor or a NumPy array"
         )
-        refused(bound, S.Gemm(), a, b, out=wrong, argument="d", rule="torch tensor or a NumPy array")
+        where, rule = (
+            ("out", "first output alone") if isinstance(wrong, list) else ("d", "torch tensor or a NumPy array")
+        )
+        refused(bound, S.Gemm(), a, b, out=wrong, argument=where, rule=rule)
         refused(S.Copy(), wrong, argument="x", value=type(wrong).__name__, rule="torch tensor or a NumPy array")
         refused(S.SplitK(2), wrong, b, argument="a", value=type(wrong).__name__, rule="torch tensor or a NumPy array")
+    assert refused(bound, S.Gemm(), a, b.to_sparse(), argument="b", rule="is dense").fix == "b.to_dense()"
 
 
 def test_two_kinds_or_devices():
@@ -181,7 +205,10 @@ def test_shapes():
     refused(bound, S.Gemm(), a, b, half(16, 16), argument="d.shape", value=(1, 16, 16), rule="n = 16, but b has n = 24")
     refused(bound, S.Gemm(), half(2, 16, 32), half(3, 24, 32), argument="b.shape", rule="l = 3, but a has l = 2")
     refused(bound, S.Gemm(), half(32), b, argument="a", value=(32,), rule="has the dimensions l m k")
-    refused(bound, S.Gemm(), half(1, 1, 16, 32), b, argument="a", value=(1, 1, 16, 32), rule="has the dimensions l m k")
+    few = refused(
+        bound, S.Gemm(), half(1, 1, 16, 32), b, argument="a", value=(1, 1, 16, 32), rule="has the dimensions l m k"
+    )
+    assert few.fix == "pass a tensor of rank 3, or of 2 without the first one"
     refused(S.Copy(), half(8, 64), half(8, 128), argument="y", rule="must be like x")
 
 
@@ -264,7 +291,8 @@ def test_misaligned_strides(width):
 
 def test_strides_that_are_not_positive():
     same = half(1, 64).expand(8, 64)
-    refused(bound, Rows(), same, half(8, 64), argument="x.stride", rule="no positive multiple of 16")
+    error = refused(bound, Rows(), same, half(8, 64), argument="x.stride", rule="no positive multiple of 16")
+    assert error.fix == "copy it to a dense tensor"
     upside_down = np.zeros((8, 64), np.float16)[::-1]
     refused(bound, Rows(), upside_down, np.zeros((8, 64), np.float16), argument="x.stride", rule="no positive multiple")
 

@@ -204,6 +204,27 @@ def test_bad_input():
     refused(kernel, x, x.long(), argument="tensors[1].dtype", rule="is one of")
     refused(lambda: kernel(x, x, out=torch.ones(4)), argument="out", rule="as the tensors broadcast")
     refused(lambda: kernel(x, x, out=torch.ones(3, 8)[:, ::2]), argument="out.stride", rule="contiguous")
+    refused(tp.schedules.Elementwise, abs, "fp8_e4m3", argument="Elementwise(dtype)", rule="is one of")
+
+
+def endless(x):
+    return endless(x + 1)
+
+
+@pytest.mark.parametrize("function, text", [
+    (endless, "calls itself without an end"),
+    (lambda x: x + x.columns, "columns of a piece"), (lambda x: tp.math.column_sum(x), "which go by element"),
+    (lambda x: tp.math.row_logsumexp(x), "which go by element"), (lambda x: tp.math.swap_pairs(x), "neighbours"),
+    (lambda x: tp.math.row_cumsum(x), "running sums"), (lambda x: tp.math.split_pairs(x)[0], "the pairs of"),
+    (lambda x: tp.math.row_sum_parts(x), "parts of the sums"), (lambda x: (x, x), "Is a `return` missing"),
+    (lambda x: None, "Is a `return` missing"), (lambda x: x if x > 0 else -x, "a branch on the values"),
+])  # fmt: skip
+def test_a_function_knows_no_tile(function, text):
+    """Tiles are of a form that the kernel chooses, and seldom rows of the tensors: these gave numbers of the form's."""
+    for shape in ((16, 256), (3, 5)):  # by tiles, and by rows
+        with pytest.raises(tp.errors.ScopeError, match=text) as info:
+            tp.schedules.Elementwise(function)(torch.ones(shape))
+        assert "test_row_elementwise.py:" in str(info.value)
 
 
 # ---- what a function has captured ----------------------------------------------------------------------------------------

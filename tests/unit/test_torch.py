@@ -149,6 +149,9 @@ def test_what_is_not_registered():
     refused(tt.register, S.Copy, "tmapipe_tests::copy", argument="register(schedule)", rule="")
     refused(tt.register, S.Copy(), "copy", argument="register(name)", rule="namespace")
     refused(tt.register, S.Copy(), "tmapipe_tests::scaled", argument="register(name)", rule="there is")
+    refused(
+        tt.register, S.Copy(), "tmapipe_tests::other", backward=3, argument="register(backward)", rule="is a function"
+    )
     refused(tt.register, S.SplitK(2), "tmapipe_tests::split", argument="SplitK.register", rule="one kernel")
 
 

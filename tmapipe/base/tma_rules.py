@@ -154,6 +154,7 @@ def check_strides(
         if extent > 1 and (stride * size % unit or stride <= 0):
             rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as {who}"
             fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements" + (other and f", or {other}")
+            fix = "copy it to a dense tensor" if stride <= 0 else fix
             raise InputError(argument, tuple(strides), rule, fix)
         if extent > 1 and stride * size >= MAX_STRIDE:
             raise InputError(argument, tuple(strides), "TMA strides are below 2^40 bytes", "use smaller tensors")

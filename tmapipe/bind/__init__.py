@@ -3,6 +3,7 @@ the outputs that a call makes, and the checks of what a kernel can read and writ
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -14,7 +15,6 @@ from tmapipe.base.arithmetic import DType, bf16, dtype_of, int32
 from tmapipe.errors import InputError
 from tmapipe.parts import Wgmma
 from tmapipe.plan.declarations import Declarations
-from tmapipe.store_pipeline import StoreStage
 
 # ---- bound -----------------------------------------------------------------------------------------------------------
 #
@@ -130,23 +130,29 @@ def of_sums(dtype: DType) -> DType:
 
 
 def made_as(
-    name: str, store: StoreStage, extents: Mapping[str, Any], like: Any, like_dims: tuple[str, ...], first_load: str
+    declared: Declarations, name: str, extents: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], DType | None]:
-    """(shape, type) of a new output, without the batch dimensions that *like* lacks. The type is by default that of the slots
-    that it is stored from; of sums of 8 bits, bf16 or int32; else None, for that of *like*.
+    """(shape, type) of a new output, without the batch dimensions that the first input lacks. The type is by default that of
+    the slots that it is stored from; of sums of 8 bits, bf16 or int32; else None, for that of the first input.
 
     Raises:
         InputError: An extent follows from no input.
     """
+    store, first = declared.stores[name], next(iter(declared.inputs))
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
     if unknown:
         fix = f"pass {name}=, or say what it follows from: relations = (Dim({unknown[0]!r}, of=...),)"
         raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", fix)
-    lacking = like_dims[: len(like_dims) - like.ndim]
+    like_dims = declared.inputs[first].dims
+    lacking = like_dims[: len(like_dims) - given[first].ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
-        dtype = of_sums(dtype_of(like, first_load))
+        dtype, stage = of_sums(dtype_of(given[first], first)), store.source.stages[0]
+        operand = declared.name_of(stage)
+        if dtype.integer and operand != first:  # integers that are widened for the matmul
+            known = dtype_of(given[operand], operand) if operand in given else bf16
+            dtype = of_sums((stage.dtype or known).in_memory)
     if dtype is None and store.slot is not None:
         dtype = store.slot.dtype and store.slot.dtype.in_memory
     return tuple(extents[dim] for dim in dims if dim not in lacking), dtype
@@ -166,12 +172,11 @@ def outputs_of(declared: Declarations, given: Mapping[str, Any]) -> list[tuple[t
     for name, part in parts.items():
         shape = tuple(given[name].shape)
         extents |= dict(zip(part.dims, (*(1,) * (len(part.dims) - len(shape)), *shape), strict=True))
-    first = next(iter(declared.inputs))
     outputs = []
     for name, store in declared.stores.items():
         extents |= {dim.name: size for dim in declared.relations if (size := dim.extent(extents)) is not None}
         extents = {**store.derive(extents), **extents}
-        outputs.append(made_as(name, store, extents, given[first], declared.inputs[first].dims, first))
+        outputs.append(made_as(declared, name, extents, given))
     return outputs
 
 
@@ -197,7 +202,8 @@ def check_kind(name: str, tensor: Any) -> None:
     else:
         wrong = type(tensor).__name__, "is a torch tensor or a NumPy array", "convert it"
     if wrong:
-        raise InputError(name, *wrong)
+        value, rule, fix = wrong
+        raise InputError(name, value, rule, re.sub(r"\bx\b", lambda _: name, fix))
 
 
 def is_torch(tensor: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from tmapipe.stage import LoadStage
 from tmapipe.store_pipeline import FROM_ZERO, StoreStage
 
 if TYPE_CHECKING:
+    from tmapipe.plan.declarations import Declarations
     from tmapipe.schedule import Schedule
 
 
@@ -74,7 +75,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         if name not in given:
             if first_load is None:
                 raise InputError(name, None, "a tensor is needed for the output", f"pass {name}=")
-            given[name] = _make_output(name, store, extents, like, parts[first_load].dims, first_load)
+            given[name] = _make_output(declared, name, extents, given)
             made.append(name)
         check_kind(name, given[name])
         lacking = (
@@ -242,7 +243,8 @@ def _padded(
     alike = bool(lacking) and dims[len(folded) :][:missing] == lacking
     if missing < 0 or (missing > 0 and len(shape) < 2 <= most and not alike):
         own = " ".join(dims[len(folded) :])
-        fix = f"pass a tensor of rank {most}" + (f", or of 2 to {most - 1} without the first ones" if most > 2 else "")
+        fewer = f", or of {'2 to ' * (most > 3)}{most - 1} without the first {'ones' if most > 3 else 'one'}"
+        fix = f"pass a tensor of rank {most}{fewer if most > 2 else ''}"
         raise InputError(f"{name}.shape", shape, f"has the dimensions {own}", fix)
     outer = shape[0] * strides[0] if shape else 1  # where any value would do
     return (*folded, *(1,) * missing, *shape), (*(0,) * len(folded), *(outer,) * missing, *strides)
@@ -275,6 +277,10 @@ def match(
         given[name] = tensor
     given = {name: tensor for name, tensor in given.items() if tensor is not None}
     if out is not None:
+        rule = "is the first output alone"
+        require(
+            not isinstance(out, (tuple, list)), "out", type(out).__name__, rule, f"pass {first}= and so on, by name"
+        )
         rule = "names the first output, which is given already"
         require(first and first not in given, "out", type(out).__name__, rule, "pass it once")
         given[first] = out
@@ -318,19 +324,18 @@ def _check_table(name: str, table: Any, declared: Table, extents: Extents) -> tu
     if table.ndim != len(dims) or not is_contiguous(table):
         rule = f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}"
         how = tuple(table.shape), strides_of(table)
-        raise InputError(f"{name}.shape, {name}.stride", how, rule, "make it contiguous")
+        fix = f"{name}.contiguous()" if table.ndim == len(dims) else f"pass a tensor of rank {len(dims)}"
+        raise InputError(f"{name}.shape, {name}.stride", how, rule, fix)
     shape = tuple(map(int, table.shape))
     require(math.prod(shape) < 2**31, f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
     _note_extents(name, dims, shape, extents)
     return shape
 
 
-def _make_output(
-    name: str, store: StoreStage, extents: Extents, like: Any, like_dims: tuple[str, ...], first_load: str
-) -> Any:
-    """A new output on the device of *like*, as `made_as` says. It is zero if results are added to it."""
-    known = {dim: extent for dim, (_, extent) in extents.items()}
-    shape, dtype = made_as(name, store, known, like, like_dims, first_load)
+def _make_output(declared: Declarations, name: str, extents: Extents, given: Mapping[str, Any]) -> Any:
+    """A new output on the device of the first input, as `made_as` says. It is zero if results are added to it."""
+    store, like = declared.stores[name], given[next(iter(declared.inputs))]
+    shape, dtype = made_as(declared, name, {dim: extent for dim, (_, extent) in extents.items()}, given)
     made = new_like(like, shape, dtype)
     if store.reduce:
         rule = f"must be passed, since {store.reduce} combines results with the numbers that it holds"

@@ -92,6 +92,7 @@ class Cells(Protocol):
     def __setitem__(self, i: int, value: Value) -> None: ...
 
 
+BY_ELEMENT = "an epilogue or Elementwise, which go by element. Use acc.values() or slot.x.read(), in a body."
 _NO_INDEX = (bool, float, complex, str, bytes, list, tuple, type, np.ndarray, np.generic, Carried)
 
 
@@ -158,7 +159,7 @@ class Fragment(Carried):
 
     def _indices(self, along: str) -> Fragment:
         if self.layout is None:
-            raise ScopeError(f"{along} of a piece in an epilogue, which works element by element. Use acc.values().")
+            raise ScopeError(f"{along} of a piece in {BY_ELEMENT}")
         self.layout.check_rows()
         return Fragment(self.backend, self.layout, along, "int32", self.backend.indices(self.layout, along))
 
@@ -252,8 +253,9 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
     if layout is not None and other.layout is not None and len(lines) == 1:
         if layout.key(lines[0]) == other.layout.key(lines[0]):
             return kept, wide
-    rule = f"are distributed differently over the threads: {layout} and {other.layout}."
-    raise ScopeError(f"{name} of fragments that {rule} {_as_the_other(layout, other.layout)}")
+    permit(layout is not None and other.layout is not None, f"{name} of a fragment and a piece in {BY_ELEMENT}")
+    apart = f"fragments that are distributed differently over the threads: {layout} and {other.layout}."
+    raise ScopeError(f"{name} of {apart} {_as_the_other(layout, other.layout)}")
 
 
 def _as_the_other(one: ThreadLayout | None, other: ThreadLayout | None) -> str:
@@ -273,9 +275,7 @@ def _joined_parts(
     if layout is not None and other.layout is not None and {along, other.along} <= {"parts", "rows"}:
         if layout.key("rows") == other.layout.key("rows"):
             return layout, "parts"
-    fix = (
-        "Parts go with parts, and with one number a row, distributed alike; tp.math.row_sum(parts) gives the whole sum."
-    )
+    fix = "Parts go with parts, and with one number a row, distributed alike; row_sum(parts) gives the whole sum."
     beside = other.along if along == "parts" else along
     raise ScopeError(f"{name} of a row's sum in parts and a fragment along {beside}. {fix}")
 

@@ -255,8 +255,7 @@ class Fragments(Carried):
         """What a warp has for `reduce`, with these arguments: one number a row or column."""
         layout = values.layout
         if layout is None:
-            what = f"{op} of the {along} of a piece in an epilogue"
-            raise ScopeError(f"{what}, which works element by element. Use acc.values().")
+            raise ScopeError(f"{op} of the {along} of a piece in {fragment.BY_ELEMENT}")
         layout.check_rows()
         if values.along == "parts":
             what = f"{op} of the {along} of a row's sum in parts"

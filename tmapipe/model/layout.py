@@ -397,8 +397,12 @@ def line_of_errors() -> Iterator[None]:
         yield
     except (InputError, ScopeError) as error:
         at = f" At {line_of(error)}."
-        error.args = (str(error).removesuffix(at) + at,)
+        text = str(error).removesuffix(at)
+        error.args = (text + "." * (not text.endswith((".", "?", "!"))) + at,)
         raise
+    except RecursionError as error:
+        text = "a function calls itself without an end that Python knows: of a branch on a number of the kernel, both arms are"
+        raise ScopeError(f"{text} traced. Use a loop. At {line_of(error)}.") from error
     except Exception as error:
         _end_at_user(error)
         raise

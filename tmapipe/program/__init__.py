@@ -66,12 +66,8 @@ def trace(schedule: Any, plan: Any = None) -> Traced:
     tracer = Tracing()
     isa = TracingIsa(plan, tracer)
     before = dict(vars(schedule))
-    try:
-        with tracing(tracer):
-            kernel_main(isa, schedule)
-    except RecursionError as error:
-        text = "a function calls itself without an end that Python knows: of a branch on a number of the kernel, both arms are"
-        raise ScopeError(f"{text} traced. Use a loop.") from error
+    with tracing(tracer):
+        kernel_main(isa, schedule)
     own = [(name, value) for name, value in vars(schedule).items() if not name.startswith("_")]
     changed = [name for name, value in own if name not in before or before[name] is not value]
     if changed:

@@ -15,6 +15,7 @@ import inspect
 import itertools
 import math as numbers
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,12 @@ from tmapipe.bind.tensors import (
     vector_of,
 )
 from tmapipe.calling import remember
-from tmapipe.errors import InputError, is_count, require
+from tmapipe.errors import InputError, is_count, permit, require
+from tmapipe.isa import where_is
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
+from tmapipe.model import MachineFragments
+from tmapipe.model.layout import line_of_errors
 from tmapipe.plan.model import MOST_VALUES, WARP, warps_for, width_of
 from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity, unchanged
@@ -206,8 +210,9 @@ class Elementwise:
 
     Args:
         function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
-            ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use captured numbers; a changed one makes another kernel. A
-            function that refers to tensors or to objects of packages is traced anew by each call.
+            ``lambda x, gate: x * tp.math.sigmoid(gate)``, but nothing about a tile: no columns, sums of rows or pairs. It may
+            use captured numbers; a changed one makes another kernel. If it refers to tensors or to objects of packages, it is
+            traced anew by each call.
         dtype: Of results: "bf16", "fp16" or "fp32"; None: that of all tensors, or of those of floats the wider, as in torch.
 
     Raises:
@@ -219,11 +224,14 @@ class Elementwise:
     def __init__(self, function: Callable[..., Any], dtype: Any = None):
         require(callable(function), "Elementwise(function)", function, "is called with fragments", "pass a function")
         self._given = function, None if dtype is None else as_dtype(dtype)
+        fits = self.dtype is None or self.dtype.name in KINDS
+        require(fits, "Elementwise(dtype)", dtype, f"is one of {', '.join(KINDS)}", "convert the result, x.to()")
         try:
             self.signature: Any = inspect.signature(function)
         except ValueError:  # a built-in function that does not say
             self.signature = None
         self.fitted: dict[Any, Any] = {}
+        self.tried: set[tuple[str, ...]] = set()  # kinds of fragments of which the function was called of no data
         self.names: dict[Any, str | None] = {}  # of the function, by the types of its tensors
         self.same: Callable[[], bool] = bool  # whether the function is still what these were made of: never
 
@@ -245,14 +253,12 @@ class Elementwise:
             out: Where the result goes, of the shape that they broadcast to; None: made, with the largest tensor's order of
                 dimensions.
 
-        Returns:
-            The result.
-
         Raises:
             InputError: For shapes, types or counts that do not fit.
+            ScopeError: The function asks about a tile, or returns no fragment and no number.
         """
         if not self.same():
-            self.fitted, self.names, self.same = {}, {}, unchanged(self.function)
+            self.fitted, self.names, self.tried, self.same = {}, {}, set(), unchanged(self.function)
             self.__dict__.pop("_again", None)
         for call in self.__dict__.get("_again", ()):  # of such tensors by the same kernels
             found = call(tensors, out, {})
@@ -263,8 +269,8 @@ class Elementwise:
         try:
             shape = np.broadcast_shapes(*(tuple(x.shape) for x in tensors))
         except ValueError:
-            shapes = [tuple(x.shape) for x in tensors]
-            raise InputError("tensors", shapes, "are of shapes that broadcast", "reshape them") from None
+            what = "tensors", [tuple(x.shape) for x in tensors]
+            raise InputError(*what, "are of shapes that broadcast", "reshape them") from None
         views = [expanded(x, shape) for x in tensors]
         if out is None:
             out = self._made(tensors, views, shape)
@@ -285,9 +291,19 @@ class Elementwise:
         require(tensors, "tensors", (), "are what the result is made of", "pass one or more")
         for i, x in enumerate(tensors):
             check_kind(f"tensors[{i}]", x)
-            kind = dtype_of(x, f"tensors[{i}]").name
-            rule = f"is one of {', '.join(KINDS)}, int32"
-            require(kind in (*KINDS, "int32"), f"tensors[{i}].dtype", kind, rule, "convert it")
+            kind, kinds = dtype_of(x, f"tensors[{i}]").name, (*KINDS, "int32")
+            require(kind in kinds, f"tensors[{i}].dtype", kind, f"is one of {', '.join(kinds)}", "convert it")
+        self._try(tuple("int32" if dtype_of(x, "x").name == "int32" else "fp32" for x in tensors))
+
+    def _try(self, kinds: tuple[str, ...]) -> None:
+        """Calls the function of no data: what it asked about its tile would be about a form's."""
+        if kinds not in self.tried:
+            warp: Any = SimpleNamespace(memory=None, reduces=lambda *given: None)
+            with line_of_errors():
+                found = self.function(*[Fragment(MachineFragments(warp), None, "tile", kind, None) for kind in kinds])
+            what = f"{where_is(self.function).removeprefix('epilogue ')} returned no fragment or number"
+            permit(isinstance(found, (Fragment, int, float)), f"{what}. Is a `return` missing?")
+            self.tried.add(kinds)
 
     def _made(self, tensors: tuple[Any, ...], views: list[Any], shape: tuple[int, ...]) -> Any:
         """A new output, whose dimensions lie in the order of those of the first tensor of its shape."""
@@ -376,8 +392,7 @@ class Elementwise:
 
     def _row_kernel(self, views: list[Any]) -> ElementwiseKernel:
         kinds = tuple("mn"[not step[0]] if 0 in step else "x" for step in map(strides_of, views))
-        kernel: ElementwiseKernel = self.fitted.setdefault(kinds, ElementwiseKernel(self.function, kinds))
-        return kernel
+        return self.fitted.setdefault(kinds, ElementwiseKernel(self.function, kinds))
 
     def _name(self, views: list[Any], out: Any) -> str | None:
         """By which looks of the function are remembered, the same for functions that compute the same. None: it depends on

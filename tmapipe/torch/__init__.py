@@ -66,7 +66,7 @@ def register(schedule: Schedule, name: str, *, backward: Gradients | None = None
             input, or None for one that has none. None: the operator has no gradients.
 
     Raises:
-        InputError: The schedule is none or is several kernels, or the name is none or taken.
+        InputError: The schedule is none or is several kernels, the name is none or taken, or `backward` is no function.
 
     Returns:
         The operator as a function; eager calls go straight to the kernel.
@@ -78,6 +78,8 @@ def register(schedule: Schedule, name: str, *, backward: Gradients | None = None
         raise InputError("register(name)", name, "is a namespace and a name", 'e.g. "mine::copy"')
     if hasattr(getattr(torch.ops, space), operator):
         raise InputError("register(name)", name, "is the name of an operator that there is", "choose another one")
+    called = backward is None or callable(backward)
+    require(called, "register(backward)", backward, "is a function of gradients, inputs and outputs", "leave it out")
     declared = schedule.declared
     given = (*declared.inputs, *declared.tables)
     parameters = ", ".join(f"Tensor {each}" for each in given)

@@ -179,12 +179,18 @@ class AutoTuned:
             InputError: No parameters can be used for these tensors.
         """
         fixed = self._fixed(tensors, named)
+        try:
+            inspect.signature(self.make).bind(**fixed, **dict.fromkeys(self.space))
+        except TypeError as error:
+            names = [*fixed, *self.space]
+            raise InputError("autotune(space)", names, f"is what the function takes: {error}", "rename them") from None
         good: list[tuple[float, Parameters]] = []
         bad: dict[int, str] = {}
         for number, values in enumerate(itertools.product(*self.space.values())):
             parameters = dict(zip(self.space, values, strict=True))
             try:
                 schedule = self.make(**fixed, **parameters)
+                check_type("autotune()'s result", schedule, Schedule, "return one; is a `return` missing?")
                 plan = schedule.plan(schedule.bind(*tensors, out=out, **named).dtypes)
             except InputError as error:
                 bad[number] = str(error)
