@@ -338,6 +338,18 @@ def test_calls_that_are_remembered_are_of_the_same_tensors():
     assert norm(x, weight, out=torch.empty(4, 64)) == "y"
 
 
+@pytest.mark.parametrize("kernel, name, value", [(S.LayerNorm, "eps", 10.0), (S.CrossEntropy, "ignored", 2)])
+def test_an_attribute_that_is_assigned_makes_another_kernel(kernel, name, value):
+    """Kernels that were made before have its old value."""
+    x, second = torch.randn(4, 64), torch.tensor([1, 2, 3, 0]) if kernel is S.CrossEntropy else torch.randn(64)
+    made, other = kernel(), kernel(**{name: value})
+    before = made(x, second)
+    setattr(made, name, value)
+    found, wanted = ([each] if torch.is_tensor(each) else each for each in (made(x, second), other(x, second)))
+    torch.testing.assert_close([*found], [*wanted], rtol=0, atol=0)
+    assert not torch.equal(found[0], before if torch.is_tensor(before) else before[0])
+
+
 def test_a_gradient_of_rows_of_16_bytes():
     """What threads of many short rows reduce takes more shared memory than barriers do."""
     y, dy = rows_of((300, 4), FP32, 2)

@@ -371,8 +371,9 @@ class RowKernel:
         self.best: dict[Any, list[RowForm]] = {}  # a few that differ, by what they are chosen by
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__.pop("_again", None)  # calls of kernels that may depend on it
         object.__setattr__(self, name, value)
+        if name not in ("fitted", "best"):  # which may depend on it, as remembered calls
+            self.__dict__.update(fitted={}, best={}, _again=())
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """The schedule of this form, with so many tensors of rows and of one number a column loaded, for results at multiples
