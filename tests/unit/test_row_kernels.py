@@ -8,6 +8,7 @@ from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP32, close
 from tmapipe import schedules as S
 from tmapipe.schedules import rows as rows_module
+from tmapipe.schedules.norms import ElementwiseKernel
 from tmapipe.schedules.rowform import different, row_forms
 from tmapipe.schedules.rows import Rows
 
@@ -348,6 +349,28 @@ def test_an_attribute_that_is_assigned_makes_another_kernel(kernel, name, value)
     found, wanted = ([each] if torch.is_tensor(each) else each for each in (made(x, second), other(x, second)))
     torch.testing.assert_close([*found], [*wanted], rtol=0, atol=0)
     assert not torch.equal(found[0], before if torch.is_tensor(before) else before[0])
+
+
+def test_gradients_of_another_eps_and_sums_of_another_type():
+    """A kernel that is remembered by its signature alone has the old ones."""
+    x, weight, dy = torch.randn(4, 64), torch.randn(64), torch.randn(4, 64)
+    made = S.RmsNormBackward()
+    made(x, weight, dy)
+    made.known = {"a signature": None}
+    made.eps, made.totals = 10.0, tp.dtypes.bf16
+    assert not made.known
+    torch.testing.assert_close(made(x, weight, dy), S.RmsNormBackward(10.0, "bf16")(x, weight, dy), rtol=0, atol=0)
+
+
+def test_calls_of_elementwise_keep_the_kernels_of_rows():
+    """Each call assigns what its look is named by, on which no kernel depends."""
+    kernel, made = ElementwiseKernel(lambda x: x + 1, ("x",)), []
+    for rows in (3, 5):
+        out = torch.empty(rows, 50)
+        kernel([torch.zeros(rows, 50)], out, lambda: None)
+        made += kernel.fitted.values()
+        assert (out == 1).all()
+    assert len(made) == 2 and made[0] is made[1]
 
 
 def test_a_gradient_of_rows_of_16_bytes():

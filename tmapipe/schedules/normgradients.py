@@ -389,11 +389,11 @@ class RmsNormBackward(RowKernel):
     """
 
     schedule, centered = NormBackwardRows, False
+    known: dict[Any, Any]  # by signature, what makes such calls again
 
     def __init__(self, eps: float = 1e-6, totals: DType | str = fp32):
         super().__init__()
         self.eps, self.totals = checked_eps(self, eps), as_dtype(totals)
-        self.known: dict[Any, Any] = {}  # by signature, what makes such calls again
 
     def __call__(self, x: Any, weight: Any, dy: Any, *, out: Any = None) -> Any:
         """The gradients of x, of the weights, and of `LayerNormBackward` of the biases.

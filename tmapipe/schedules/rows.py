@@ -353,6 +353,7 @@ class Rows(Schedule):
 KINDS = ("bf16", "fp16", "fp32")
 MULTIPROCESSORS = 132  # of an H200
 MOST_LOOKS = 8  # forms of a shape that are kept, of which calls look at the first
+KEPT = ("fitted", "best", "known", "_again", "look", "named")  # attributes of a `RowKernel` on which no kernel depends
 
 
 class RowKernel:
@@ -365,15 +366,20 @@ class RowKernel:
     schedule: type[Rows]
     nothing = float("nan")  # the number of a row without elements
     named: Callable[[str], Any] = str  # a look, by what it depends on, as `tmapipe.tuning.looked` takes its name
+    fitted: dict[Any, Rows]
+    best: dict[Any, list[RowForm]]  # a few that differ, by what they are chosen by
 
     def __init__(self) -> None:
-        self.fitted: dict[Any, Rows] = {}
-        self.best: dict[Any, list[RowForm]] = {}  # a few that differ, by what they are chosen by
+        self._forget()
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        if name not in ("fitted", "best"):  # which may depend on it, as remembered calls
-            self.__dict__.update(fitted={}, best={}, _again=())
+        if name not in KEPT:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drops kernels, forms and remembered calls, which depend on the other attributes."""
+        self.__dict__.update(fitted={}, best={}, known={}, _again=())
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """The schedule of this form, with so many tensors of rows and of one number a column loaded, for results at multiples
@@ -411,8 +417,7 @@ class RowKernel:
             for x in stored
         )
         per = min([aligned // size, *(out // x.dtype.itemsize for x in stored)])  # elements of results, at least
-        width = 0 if alike else per
-        shape = length, size, aligned, len(loaded), vectors, dense, width
+        shape = length, size, aligned, len(loaded), vectors, dense, 0 if alike else per
         if shape not in self.best:
             self.best[shape] = different(self.forms(*shape), MOST_LOOKS)
 
@@ -442,9 +447,8 @@ class RowKernel:
             return schedule.run({**rows, **stored, **more}, others)
 
         schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()], run)
-        pairs = set(schedule.declared.in_place)
         places = {name: address_of(x) for name, x in (*rows.items(), *stored.items())}
-        clash = {x for x in rows for y in stored if places[x] == places[y] and (y, x) not in pairs}
+        clash = {x for x in rows for y in stored if places[x] == places[y] and (y, x) not in schedule.declared.in_place}
         if clash:  # such a form loads more than it stores
             rows = {name: copied(x) if name in clash else x for name, x in rows.items()}
             schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()], run)
