@@ -42,7 +42,7 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
 
 
 def test_what_was_compiled_to_be_measured_is_in_the_store(tmp_path, monkeypatch):
-    """Another process, such as this one, took its winner from the cache, and then compiled it anew. Without an epilogue, and
+    """This process finds the kernel that another process has measured, and does not compile it again. Without an epilogue, and
     beside a refusal."""
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "cache"))
     good, bad = Candidate("Gemm", (64, 64), (1, 1)), Candidate("Gemm", (64, 1000), (1, 1))

@@ -45,7 +45,7 @@ def test_every_registered_schedule_has_one_of_its_own_which_is_the_same_in_anoth
 
 
 def test_a_schedule_that_was_sent_to_another_process_has_the_same():
-    """And so has one that is made anew in this process."""
+    """A schedule that is made anew in this process has the same identity."""
     for each, here in zip(REGISTRY, of_registered()[1::2], strict=False):
         assert of(pickle.loads(cloudpickle.dumps(each.make_small()))) == here, each.name
 

@@ -345,8 +345,15 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
         return True
 
 
-def check_ascending(name: str, table: np.ndarray) -> None:
-    """Refuses a table whose entries fall."""
+def _numbers(table: Any) -> np.ndarray:
+    """A table's numbers, for a check. None of one on a GPU, which is not waited for."""
+    here = isinstance(table, np.ndarray) or table.device.type == "cpu"
+    return np.asarray(table) if here else np.empty(0, np.int32)
+
+
+def check_ascending(name: str, table: Any) -> None:
+    """Refuses a table on the CPU whose entries fall."""
+    table = _numbers(table)
     falls = np.flatnonzero(table[1:] < table[:-1])
     if len(falls):
         i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
@@ -363,9 +370,9 @@ def low_words(name: str, table: Any) -> Any:
 
 
 def check_low(name: str, table: Any) -> None:
-    """Refuses int64 that 32 bits do not hold, of which a kernel reads the lower ones. A GPU's are not waited for."""
-    if table.dtype.itemsize == 8 and (isinstance(table, np.ndarray) or table.device.type == "cpu"):
-        here = np.asarray(table).reshape(-1)
+    """Refuses int64 on the CPU that 32 bits do not hold, of which a kernel reads the lower ones."""
+    if table.dtype.itemsize == 8:
+        here = _numbers(table).reshape(-1)
         wrong = np.flatnonzero(here != here.astype(np.int32))
         if len(wrong):
             rule = "holds whole numbers of 32 bits, since a kernel reads the lower bits alone"

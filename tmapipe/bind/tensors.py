@@ -65,8 +65,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name, table in declared.tables.items():
         shapes[name] = _check_table(name, given[name], table, extents)
         given[name] = low_words(name, given[name])
-        if table.ascending and (isinstance(given[name], np.ndarray) or given[name].device.type == "cpu"):
-            check_ascending(name, np.asarray(given[name]))  # a GPU's entries are not waited for
+        if table.ascending:
+            check_ascending(name, given[name])
         strides[name] = strides_of(given[name])
     _relate(declared.relations, extents)
     for name, store in declared.stores.items():

@@ -432,7 +432,7 @@ class Reads:
                     self._add(read, deep - 1)
 
     def _inside(self, x: Any, kind: type) -> Iterator[Callable[[], Iterable[Any]]]:
-        """What reads that which can be changed in a value: attributes that the functions name, items."""
+        """Functions that read what can change inside of a value: its items, and attributes that the user's functions name."""
         if kind in (list, set, collections.deque):
             yield lambda: x
         elif kind is dict:

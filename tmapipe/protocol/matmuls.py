@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import attrs
+
 from tmapipe.barrier import Turnstile
 from tmapipe.errors import ScopeError, permit, require
 from tmapipe.isa.fragment import PACKED, Carried, Fragment, combine
@@ -88,7 +90,7 @@ class BoundMatmul(Carried):
 
 def _layout_of_a(matmul: Matmul, columns: int) -> AccumulatorLayout:
     """How an operand a from registers, of this many columns, is distributed."""
-    return AccumulatorLayout(matmul.shape[0], columns, matmul.warpgroups, matmul.first_warp, matmul.teams)
+    return attrs.evolve(AccumulatorLayout.of(matmul), columns=columns)
 
 
 WEIGHTS = "int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2"  # of few bits, by kind

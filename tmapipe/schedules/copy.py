@@ -377,8 +377,8 @@ def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     """In what ways a tensor is copied, likely the fastest first, each by another kernel: (by the engine, runs, rows or
     elements; bytes of a tile, or that a thread stores at once).
 
-    The model: much is bound by what is loaded. Runs load what lies between them, elements the sectors that they lie in. Little
-    is bound by latency, and elements wait for no slot. The engine loads boxes, of which rows fill three quarters.
+    The model: a long copy is bound by the bytes that are loaded. Runs load the gaps between runs, too; elements load their
+    sectors. A short copy is bound by latency, and elements wait for no slot. Boxes of the engine are filled to three quarters.
     """
     kernels: dict[Any, tuple[str, int]] = {}
     for kind, bytes_ in _likely(x, y, box):

@@ -291,12 +291,12 @@ class Elementwise:
         require(tensors, "tensors", (), "are what the result is made of", "pass one or more")
         for i, x in enumerate(tensors):
             check_kind(f"tensors[{i}]", x)
-            kind, kinds = dtype_of(x, f"tensors[{i}]").name, (*KINDS, "int32")
-            require(kind in kinds, f"tensors[{i}].dtype", kind, f"is one of {', '.join(kinds)}", "convert it")
-        self._try(tuple("int32" if dtype_of(x, "x").name == "int32" else "fp32" for x in tensors))
+            name, names = dtype_of(x, f"tensors[{i}]").name, (*KINDS, "int32")
+            require(name in names, f"tensors[{i}].dtype", name, f"is one of {', '.join(names)}", "convert it")
+        self._try(tuple(dtype_of(x, "x").kind for x in tensors))
 
     def _try(self, kinds: tuple[str, ...]) -> None:
-        """Calls the function of no data: what it asked about its tile would be about a form's."""
+        """Calls the function once without data, which refuses questions about a tile: each form has another tile."""
         if kinds not in self.tried:
             warp: Any = SimpleNamespace(memory=None, reduces=lambda *given: None)
             with line_of_errors():

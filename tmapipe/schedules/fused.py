@@ -148,8 +148,8 @@ class AddParts(Adds):
 class AddRows(Adds):
     """``y[n] = sum over s of x[s, n]`` in fp32, with a batch dimension before each if the tensors have one.
 
-    Each CTA has some columns of all rows. One warp loads. Four others read whole rows of a slot, so that a thread adds up its
-    columns by itself; then the four add theirs.
+    Each CTA has some columns of all rows. One warp loads. Four warps read whole rows of a slot, so that a thread adds up
+    its columns by itself; then the four warps add their sums.
 
     Args:
         tile: (rows, columns) of a slot; columns are a multiple of 32.

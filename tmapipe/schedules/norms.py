@@ -328,7 +328,7 @@ class LineForm(RowForm):
 
     @classmethod
     def of(cls, form: RowForm, loads: int) -> RowForm:
-        """The form of rows one after another, so loaded if it takes one row that begins inside of a sector."""
+        """*form* with loads from lines on, if its tile is one row that begins inside of a sector; else *form*."""
         if form.rows == 1 and not form.packed and form.length * form.size % SECTOR:
             share = max(form.share or 1, min(LEAST_SHARE, resident(form, loads, 0)))
             for begin in (LINE, SECTOR):
